@@ -41,7 +41,7 @@ class StoriesCorpus:
 
 @dataclass(frozen=True)
 class HubCorpus:
-    """A mixture of hub datasets. The tokens that a study needs decide how much is fetched."""
+    """A mixture of hub datasets. A study's training tokens decide how much text is fetched."""
 
     rows: tuple[HubRow, ...]
     # () for all labels except the first DEFAULT_NUM_AUX by name.

@@ -23,7 +23,7 @@ NO_RECORD = "no record"
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of checking one source. `found` is its first record, or why there is none."""
+    """The result of checking one source. `found` is the first record, or says why there is none."""
 
     source: str
     label: str
@@ -54,7 +54,7 @@ def check(corpus: str | Path) -> list[CheckResult]:
 
 
 def require_readable(corpus: str | Path) -> None:
-    """Raises ValueError for a corpus that is neither a known name nor a place with files."""
+    """Raises ValueError for a corpus that is neither a known name nor a path with data files."""
     described = read_description(corpus)
     if not isinstance(described, HubCorpus | StoriesCorpus):
         _units(corpus, described)

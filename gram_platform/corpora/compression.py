@@ -13,7 +13,7 @@ PACKED_BYTES = 1 << 10
 
 
 class _ZstdFile(io.RawIOBase):
-    """Decompresses a .zst file. Unlike the library's reader, raises EOFError if it is truncated."""
+    """Decompresses a .zst file. Raises EOFError if truncated, unlike the library's reader."""
 
     def __init__(self, path: Path) -> None:
         import zstandard
@@ -46,7 +46,7 @@ class _ZstdFile(io.RawIOBase):
 
 
 def open_unpacked(path: Path) -> io.BufferedIOBase:
-    """Opens a file for reading. A .gz or .zst is unpacked while it is read."""
+    """Opens a file for reading. Unpacks a .gz or .zst file while it is read."""
     name = path.name.lower()
     if name.endswith(".gz"):
         return gzip.open(path, "rb")
@@ -56,7 +56,7 @@ def open_unpacked(path: Path) -> io.BufferedIOBase:
 
 
 def seekable(path: Path, most: int) -> io.BufferedIOBase:
-    """Opens a file for reading at any place. A .gz or .zst is first unpacked to a temporary file.
+    """Opens a file for random access. A .gz or .zst file is first unpacked to a temporary file.
 
     Raises ValueError if the unpacked file has more than `most` bytes or does not fit on the disk.
     """

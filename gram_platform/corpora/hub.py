@@ -62,10 +62,11 @@ def fetch(
 ) -> tuple[tuple[Unit, ...], dict[str, int]]:
     """Downloads the missing parts of every row. A worker fetches one shard (file) of a row.
 
-    Returns the parts with the source's bytes of each row, and {row: number of records that lack a
-    field}. Raises ValueError, before anything is fetched, if the hub refuses a row. Raises
-    ValueError also if no record has a field, and for a label that the row does not list. Raises
-    Unavailable if a server does not answer.
+    Returns (units, counts). The units are the parts with the first `source.num_bytes` bytes of each
+    row. `counts` has the number of records that lack a field, by row. Raises ValueError, before
+    anything is fetched, if the hub refuses a row. Also raises ValueError if the first records of a
+    row all lack a field, or if a label is not listed by its row. Raises Unavailable if a server
+    does not answer.
     """
     require_plain(folder)
     rows = source.rows
@@ -109,7 +110,7 @@ def _in_order(results: Iterator[tuple[int, Item]]) -> list[Item]:
 
 
 def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
-    """Returns the shards after `last` that probably have the bytes that a row still lacks."""
+    """Returns the next shards after `last`, as many as probably hold a row's missing bytes."""
     row, _, (number, num_shards) = last
     share = max(1, done // (number + 1))
     count = min(-(-(num_bytes - done) // share), num_shards - number - 1, MOST_SHARDS)
@@ -117,7 +118,10 @@ def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
 
 
 def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) -> list[int]:
-    """Returns the rows' numbers of shards. Raises all ValueErrors, otherwise all others, as one."""
+    """Returns each row's number of shards. Raises one error for all rows that failed.
+
+    This is a ValueError if any row has one, and Unavailable otherwise.
+    """
     rows = _in_order(answers)
     for kind in (ValueError, Unavailable):
         if texts := [str(answer) for answer in rows if isinstance(answer, kind)]:
@@ -127,7 +131,7 @@ def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) 
 
 
 def _num_shards(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
-    """Returns and stores the number of a row's shards, or returns the row's error."""
+    """Returns a row's number of shards, which it stores, or returns the row's error."""
     path = folder / row_id(row) / "shards.json"
     # The file may be missing or damaged.
     with contextlib.suppress(FileNotFoundError, ValueError):
@@ -144,7 +148,7 @@ def _num_shards(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
 
 
 def row_id(row: HubRow) -> str:
-    """Returns the name of the folder with a row's parts, a hash of all that decides their text."""
+    """Returns the name of a row's folder, a hash of the values that decide the parts' text."""
     sizes = [recipe.FIRST_PART_BYTES, recipe.PART_BYTES, recipe.GROWTH]
     return short_hash({"row": row.identity, "part_bytes": sizes})
 
@@ -152,7 +156,8 @@ def row_id(row: HubRow) -> str:
 def first_record(row: HubRow) -> Document:
     """Returns the first record that passes the row's filters.
 
-    Raises ValueError if there is none, or if the row does not list a label of the first records.
+    Raises ValueError if no record passes, or if one of the first records has a label that the row
+    does not list.
     """
     stream = _open_row(row)
     labels = _labels_in(row, stream.take(FIRST_RECORDS)) if row.label_field else set()
@@ -167,7 +172,7 @@ def first_record(row: HubRow) -> Document:
 
 
 def read_labels(row: HubRow) -> tuple[str, ...]:
-    """Reads the labels of the row's first records. Raises ValueError if there are none."""
+    """Reads the labels of the row's first records. Raises ValueError if none has a label."""
     labels = retry_unavailable(lambda: _labels_in(row, _open_row(row).take(FIRST_RECORDS)))
     if not labels:
         raise invalid(
@@ -262,7 +267,7 @@ def _load_state(folder: Path) -> dict:
 
 
 def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
-    """Opens a row or its shard as a `datasets.IterableDataset`, at a `position` (`state_dict`)."""
+    """Opens a row or one shard as a `datasets.IterableDataset`, at a `position` (`state_dict`)."""
     import datasets
 
     revision = None if row.files and row.dataset in ("json", "parquet") else row.revision

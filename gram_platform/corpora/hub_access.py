@@ -62,7 +62,7 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
 
 
 def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields (URL, headers) to ask. Raises ValueError for a token that a header cannot have."""
+    """Yields (URL, headers) to ask. Raises ValueError if the token cannot be sent in a header."""
     import datasets
     from huggingface_hub import get_token
 
@@ -148,7 +148,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def retry_unavailable(work: Callable[[], Answer], progress: Callable[[], object] = int) -> Answer:
     """Returns `work()`. If it raises Unavailable, retries after each pause of PAUSES_S.
 
-    After a retry that changed `progress()`, the pauses start again.
+    After a retry that changed `progress()`, starts again with the first pause.
     """
     pauses, before = iter(PAUSES_S), progress()
     while True:

@@ -1,7 +1,7 @@
 """Collects the corpus `installed` from the packages of the running Python.
 
 Core is Python code. The auxiliary labels are C++ headers, JavaScript, type stubs and licence texts.
-The text is copied into one .jsonl file in the user's storage. The packages' licences apply there.
+The text is copied into one .jsonl file in the user's storage, and keeps the packages' licences.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""Packs a corpus as a whole, or leaves nothing.
+"""Packs a corpus atomically.
 
 Text is split and tokenised part by part (`parts.py`). The tokens are then joined piece by piece and
-cut into sequences. Memory has at most a part, a piece, and the keys that decide the split.
+cut into sequences. At most one part, one piece and the keys that decide the split are in memory.
 """
 
 import errno
@@ -91,12 +91,12 @@ def prepare(
     progress: Progress = silent,
     workers: Workers = in_turn,
 ) -> PackedCorpus:
-    """Packs a corpus into `root/<data_id>`, unless it is there and complete, and opens it.
+    """Opens the corpus in `root/<data_id>`. Packs it first unless it is already complete.
 
-    `workers` write parts below `root`, which all their machines mount. The workers do not change
-    the packed bytes. If a process is killed, the next one continues with its parts. `progress`
-    counts bytes of text. Raises ValueError for bad records, for a domain without a sequence in a
-    split, and for a `root` that cannot be written or is full.
+    `workers` write parts below `root`, which all their machines mount. The packed bytes do not
+    depend on the workers. If a process is killed, the next call reuses the finished parts.
+    `progress` counts bytes of text. Raises ValueError for bad records, for a domain with too little
+    text in a split, and for a `root` that cannot be written or is full.
     """
     root = Path(root)
     target = root / recipe.data_id
@@ -165,7 +165,7 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
 
 
 def _sum_unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, dict]:
-    """Adds up lost text by domain. Raises ValueError if the tokenizer lost most of a domain."""
+    """Sums lost text by domain. Raises ValueError if the tokenizer lost most of a domain's text."""
     lost, found = [counts_of(folder).get("lost", {}) for folder in folders], {}
     for domain in recipe.pools:
         counts = np.sum([part.get(domain, (0,) * len(LOST)) for part in lost], axis=0)
@@ -179,7 +179,7 @@ def _sum_unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, d
 
 
 def _splitter(recipe: CorpusRecipe, parts: Sequence[Part], files: PartFiles) -> Splitter:
-    """Makes the splitter. Reads only held-out text, unless domains hold out different shares."""
+    """Makes the splitter. If all domains hold out the same share, reads only held-out text."""
     differ = len(set(thresholds(recipe).values())) > 1
     read = [part for part in parts if differ or any(unit.held_out for unit in part)]
     folders = files.write("splitting", partial(_write_candidates, recipe), read)
@@ -232,8 +232,9 @@ def _train_tokenizer(
 def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: Path) -> None:
     """Writes the training documents or passages of a part that are in the tokenizer's sample.
 
-    A document's key decides. It is rotated by 32 bits, so that the sample is independent of the
-    split. Each further passage adds GOLDEN, so that long documents give equal shares of passages.
+    A document's key decides whether it is sampled. The key is rotated by 32 bits, so that the
+    sample is independent of the split. Each further passage adds GOLDEN to the key, so that long
+    documents give equal shares of passages.
     """
     trained, texts = recipe.tokenizer, []
     sampled = {domain.name: domain.num_bytes for domain in recipe.sample_domains}
@@ -253,7 +254,7 @@ def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: 
 
 @dataclass(frozen=True)
 class JoinPiece:
-    """Consecutive bytes of a file of sequences, and the rows to which they belong."""
+    """Consecutive bytes of a file of sequences, and the rows that contain these bytes."""
 
     # (split, domain) of the file.
     pair: tuple[str, str]
@@ -269,7 +270,7 @@ class JoinPiece:
 
 
 def _pieces(recipe: CorpusRecipe, pair: tuple[str, str], files: Sequence[tuple]) -> list[JoinPiece]:
-    """Divides the file of a (split, domain) after blocks. Two pieces may share a row."""
+    """Cuts the file of a (split, domain) at block boundaries. Two pieces may share a row."""
     seq_len, pieces = recipe.seq_len, []
     row_bytes = (seq_len + 1) * token_dtype(recipe.vocab_size).itemsize
     starts = np.cumsum([0, *(num_tokens for _, num_tokens, *_ in files)]).tolist()
@@ -285,7 +286,7 @@ def _pieces(recipe: CorpusRecipe, pair: tuple[str, str], files: Sequence[tuple])
 
 
 def _cut_rows(recipe: CorpusRecipe, piece: JoinPiece) -> np.ndarray:
-    """Reads a piece's rows [N, seq_len + 1]. Each row starts with the last token before it."""
+    """Reads a piece's rows [N, seq_len + 1]. Each starts with the last token of the row before."""
     blocks = (read_blocks(path, checksum) for path, _, checksum, _ in piece.files)
     raw = b"".join(chain.from_iterable(blocks))
     tokens = np.frombuffer(raw, token_dtype(recipe.vocab_size))[piece.num_skipped :]
@@ -294,7 +295,7 @@ def _cut_rows(recipe: CorpusRecipe, piece: JoinPiece) -> np.ndarray:
 
 
 def _arrange(recipe: CorpusRecipe, piece: JoinPiece, folder: Path) -> None:
-    """Writes a piece's rows and their places in the permuted domain, both sorted by place."""
+    """Writes a piece's rows and their positions in the domain's permutation, sorted by position."""
     order = domain_permutation(recipe.data_id, piece.pair[1], piece.num_rows, inverse=True)
     places = order(np.arange(*piece.rows))
     by_place = np.argsort(places)
@@ -305,9 +306,10 @@ def _arrange(recipe: CorpusRecipe, piece: JoinPiece, folder: Path) -> None:
 def _write_sequences(
     recipe: CorpusRecipe, staging: Path, folders: Sequence[Path], files: PartFiles
 ) -> dict[str, dict]:
-    """Writes the file of each domain and split, and returns its counts and hashes by path.
+    """Writes the files of all domains and splits. Returns their counts and hashes by path.
 
-    Raises ValueError for an empty file, except validation of a `DomainRecipe` with `part_of`.
+    Raises ValueError if a file would be empty. Only the validation file of a `DomainRecipe` with
+    `part_of` may be empty.
     """
     pairs = [(split, domain) for split in SPLITS for domain in recipe.pools]
     parts = {pair: [] for pair in pairs}
@@ -349,7 +351,7 @@ def _write_piece(
     folders_of: Mapping[tuple, Sequence[Path]],
     piece: JoinPiece,
 ) -> list[str]:
-    """Writes a piece into its file. Returns the SHA-256 of its blocks if the file is permuted."""
+    """Writes a piece to its file. For a permuted file, returns the SHA-256 of each block."""
     (first, after), folders = piece.rows, folders_of.get(piece.pair, ())
     rows = np.empty((after - first, recipe.seq_len + 1), token_dtype(recipe.vocab_size))
     if not folders:

@@ -155,10 +155,10 @@ class PackedCorpus:
     def open(
         cls, path: Path | str, fetched: Mapping[str, TokenRows] | None = None
     ) -> "PackedCorpus":
-        """Opens a folder and checks its files, their contents only once on each machine.
+        """Opens a folder and checks the files. Each machine checks the contents only once.
 
-        Raises CorruptCorpus if the manifest cannot be read, or a file is missing or differs from
-        it. Raises ValueError for a link.
+        Raises CorruptCorpus if the manifest cannot be read, or if a file is missing or does not
+        match the manifest. Raises ValueError for a symbolic link.
         """
         path = Path(path)
         for folder in (path, *(path / split for split in SPLITS)):
@@ -280,7 +280,7 @@ def describe_unspelled(manifest: Mapping) -> list[str]:
 
 
 def _require_no_link(path: Path) -> str:
-    """Returns the kind of a path. Raises ValueError for a link, which could leave the storage."""
+    """Returns the type of a file. Raises ValueError for a link, which could leave the storage."""
     if (kind := kind_of(path)) == A_LINK:
         raise unplain(path, kind, "packed data themselves")
     return kind
@@ -298,7 +298,7 @@ def _read_manifest(path: Path) -> dict:
 
 
 def parse_manifest(text: bytes, where: object) -> dict:
-    """Parses a manifest. Raises CorruptCorpus if it is damaged or of another layout."""
+    """Parses a manifest. Raises CorruptCorpus if it is damaged or has another layout."""
     try:
         manifest = parse_json(text, Manifest)
         counts = {name: manifest[name] for name in ("seq_len", "vocab_size", "tokenizer_bytes")}
@@ -344,8 +344,8 @@ def prompts_and_truths(
 ) -> list[tuple[list[int], list[int]]]:
     """Splits documents into pairs of a prompt and at most `num_tokens` tokens that follow it.
 
-    `wanted` has indices among the documents that are longer than a prompt. Raises ValueError for an
-    index that is too large.
+    `wanted` has indices into the list of documents that are longer than a prompt. Raises ValueError
+    for an index that is too large.
     """
     long_enough = [d for d in split_documents(rows, end_of_text) if len(d) > num_prompt_tokens]
     if max(wanted) >= len(long_enough):
@@ -365,7 +365,7 @@ def open_complete(target: Path) -> PackedCorpus | None:
 
 
 def new_staging(root: Path, data_id: str) -> Path:
-    """Makes a folder for this attempt at packing, and removes the folders of dead attempts."""
+    """Makes a folder for this packing attempt, and removes the folders of abandoned attempts."""
     place = short_hash(this_place())
     staging = root / f".{data_id}.{place}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
     try:
@@ -394,7 +394,7 @@ def _is_abandoned(staging: Path, place: str) -> bool:
 
 
 def publish(staging: Path, target: Path) -> None:
-    """Renames a finished folder to `target`. A complete corpus there stays, another is replaced."""
+    """Renames a finished folder to `target`. Replaces a corpus there only if it is incomplete."""
     for _ in range(3):
         try:
             staging.rename(target)

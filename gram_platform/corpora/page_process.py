@@ -1,8 +1,8 @@
 """Tests a tokenizer on pages of text, with limits on memory and time.
 
-`tokenizer.require_page` runs this script. Standard input is [sys.path, most tokens a byte, [bytes
-of memory, seconds of CPU], tokenizer.json, pages]. A fault is written to standard error, with exit
-code 1.
+`tokenizer.require_page` runs this script. Standard input is the JSON list [sys.path, most tokens
+per byte, [bytes of memory, seconds of CPU], tokenizer.json, pages]. A fault is written to standard
+error, with exit code 1.
 """
 
 import json
@@ -15,9 +15,10 @@ LONG_CHARS = 1 << 18
 
 
 def fault_of(tokenizer, page: str, most: int) -> str | None:
-    """Describes the first line at which the library panics or gives more than `most` tokens a byte.
+    """Describes the first line that makes the library panic or gives too many tokens.
 
-    The lines are those of the page and two long texts. Returns None if no line has such a fault.
+    The lines are those of the page and two long texts. More than `most` tokens per byte are too
+    many. Returns None if there is no fault.
     """
     long = "".join(islice(cycle(page), LONG_CHARS))
     for line in [*page.splitlines(), "a" * LONG_CHARS, long]:

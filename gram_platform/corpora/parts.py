@@ -87,7 +87,7 @@ class PartFiles:
     ) -> list[Path]:
         """Calls `write(part, folder)` for every part without a folder, and returns all folders.
 
-        The contents must depend only on the part, `depends_on`, and the corpus.
+        A folder's contents must depend only on the part, `depends_on` and the corpus.
         """
         keys = [short_hash([str(part), *depends_on]) for part in parts]
         folders = [self.folder / f"{activity.partition(' ')[0]}-{key}" for key in keys]
@@ -130,7 +130,7 @@ def write_tokens(
 ) -> None:
     """Tokenises a part into a file for each domain and split.
 
-    Also writes counts, and a file with a key of each text, its domain and split (`tag_keys`).
+    Also writes counts, and a file of text keys, tagged with domain and split (`tag_keys`).
     """
     tokenizer, dtype = _tokenizer(tokenizer_json), token_dtype(recipe.vocab_size)
     end = end_of_text_id(tokenizer)
@@ -181,7 +181,7 @@ def counts_of(folder: Path) -> dict:
 
 
 def read_blocks(path: Path, checksum: int) -> Iterator[bytes]:
-    """Yields a part's file in blocks. Raises ValueError after the last if the file is damaged."""
+    """Yields a part's file in blocks. At the end, raises ValueError if the file is damaged."""
     found = 0
     with path.open("rb") as handle:
         while block := handle.read(BLOCK_BYTES):

@@ -58,12 +58,12 @@ BUILDERS = ("json", "parquet", "text")
 class HubRow:
     """One dataset of the Hugging Face hub.
 
-    All records have the label `label`, or each has its label in `label_field`, and `labels` lists
-    all labels. `keep` and `drop` are (field, regular expression) pairs. A record is read if every
-    pair of `keep` and no pair of `drop` matches. A dot in a field's name descends into nested
-    fields, unless a field has the whole name. The items of a list are joined by blanks. `data_dir`
-    selects a folder of the repository, and `files` selects files. For the dataset "json" or
-    "parquet", `files` are local files or URLs.
+    All records have the label `label`. Alternatively, the field `label_field` has a record's label,
+    and `labels` lists all labels. `keep` and `drop` are (field, regular expression) pairs. A record
+    is read if every pair of `keep` and no pair of `drop` matches. A dot in a field's name descends
+    into nested fields, unless a field has the whole name. The items of a list are joined by spaces.
+    `data_dir` selects a folder of the repository, and `files` selects files. For the dataset "json"
+    or "parquet", `files` are local files or URLs.
     """
 
     dataset: str
@@ -141,7 +141,7 @@ class HubSource:
 
 
 def part_bytes(done: int) -> int:
-    """Returns the bytes of text in a row's next part after parts of `done` bytes."""
+    """Returns the bytes of text for a row's next part, after `done` bytes in earlier parts."""
     return min(PART_BYTES, max(FIRST_PART_BYTES, done // GROWTH))
 
 
@@ -189,7 +189,7 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True)
 class DomainRecipe:
-    """A domain that pools labels of the source, or a part whose training text is packed apart."""
+    """A domain with its labels, or a part of a domain whose training text is packed separately."""
 
     name: str
     labels: tuple[str, ...]
@@ -224,7 +224,7 @@ class DomainRecipe:
 
 @dataclass(frozen=True)
 class FilesSource:
-    """Local records. `content` is a hash of all records, whatever the order of their files."""
+    """Local records. `content` is a hash of all records that is independent of the files' order."""
 
     content: str
     num_units: int
@@ -293,7 +293,7 @@ class CorpusRecipe:
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """The domains and their parts."""
+        """The names of the domains and of their parts."""
         return tuple(d.name for d in self.domains_from)
 
     @property
@@ -324,8 +324,8 @@ class CorpusRecipe:
         """Returns the share of a domain's documents, at most half, that are validation.
 
         The share exceeds `validation_fraction` if the domain is too small for
-        `validation_sequences` or has few documents. With a held-out test split, the share is only
-        what that split lacks.
+        `validation_sequences` or has few documents. If a test split is held out, the share covers
+        only what the test split lacks.
         """
         recipe = self.of_domain(domain)
         pools = self.pools_of(recipe.domain)
@@ -338,7 +338,7 @@ class CorpusRecipe:
         return min(MAX_VALIDATION, max(self.validation_fraction, floor, few))
 
     def estimate_sequences(self, split: str, domain: str, bytes_per_token: float = 0.0) -> int:
-        """Estimates the number of sequences, by default with the domain's `bytes_per_token`."""
+        """Estimates the number of sequences. `bytes_per_token` is by default that of the domain."""
         recipe, share = self.of_domain(domain), self.validation_share(domain)
         num_bytes = recipe.num_bytes * (1 - share)
         if split == "validation":
@@ -347,13 +347,13 @@ class CorpusRecipe:
         return int(num_bytes / (bytes_per_token or recipe.bytes_per_token)) // self.seq_len
 
     def most_sequences(self, split: str, domain: str) -> int:
-        """Returns an upper bound of the number of sequences, or for a hub corpus an estimate."""
+        """Returns an upper bound on the number of sequences. For a hub corpus it is an estimate."""
         rate = 0.0 if isinstance(self.source, HubSource) else FEWEST_BYTES_PER_TOKEN
         return self.estimate_sequences(split, domain, rate)
 
 
 def recipe_from_plain(plain: Mapping) -> CorpusRecipe | None:
-    """Reads a recipe of stories and a trained tokenizer from `plain()`; None for other recipes."""
+    """Reads `plain()` of a recipe of stories with a trained tokenizer. Returns None for others."""
     tokenizer, source = from_plain(TokenizerRecipe, plain["tokenizer"]), dict(plain["source"])
     if source.pop("kind") != StoriesSource.__name__ or not tokenizer.is_trained:
         return None

@@ -35,7 +35,7 @@ IN_RECIPE |= {name: name for name in ("tokenizer", "end_of_text")}
 
 
 def read_description(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorpus | None:
-    """Returns the description of a corpus by its name in the catalog, a recipe's path or a URL.
+    """Returns the description of a corpus from a name in the catalog, a recipe's path or a URL.
 
     Returns None for any other path. Reads the labels of a URL without `labels` from the hub. Raises
     ValueError, with file, line and field, for a recipe that cannot be used.
@@ -73,9 +73,9 @@ def text_units(corpus: str | Path) -> tuple[Unit, ...]:
 
 @contextlib.contextmanager
 def locate_errors(corpus: str | Path, flags: Collection[str]) -> Iterator[None]:
-    """Adds a recipe's file, line and field to errors about its labels and tokenizer.
+    """Context manager that adds a recipe's file, line and field to errors about its values.
 
-    Errors about `flags` stay, because their values are not from the recipe.
+    Errors about `flags` are unchanged, because these values are not from the recipe.
     """
     try:
         yield
@@ -169,5 +169,5 @@ def _from_url(url: str) -> HubCorpus:
 
 
 def _unquote(value: str) -> str:
-    """Replaces each %XX by its byte, so that a URL can name any path. A + stays."""
+    """Replaces each %XX by its byte, so that a URL can name any path. Keeps each +."""
     return os.fsdecode(unquote_to_bytes(os.fsencode(value)))

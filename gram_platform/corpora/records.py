@@ -46,7 +46,7 @@ MOST_TEXTS = 100
 
 
 class ChangedText(ValueError):
-    """The records of a unit, whose files are `paths`, have changed since its scan."""
+    """A unit's records have changed since the unit was scanned. `paths` are the unit's files."""
 
     def __init__(self, name: str, paths: tuple[Path, ...]) -> None:
         # Unpickling needs these arguments.
@@ -64,10 +64,10 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Unit:
-    """A data file, whose `label` is "", or text files of one label, or a piece of either.
+    """A data file (`label` is ""), the text files of one label, or a piece of either.
 
-    In a plain .jsonl, `span` is (first byte, end or None, number of lines before). In generated
-    stories, it has numbers of documents instead of bytes.
+    In a plain .jsonl, `span` is (first byte, end or None, number of lines before). For generated
+    stories, `span` counts documents instead of bytes.
     """
 
     paths: tuple[Path, ...]
@@ -84,12 +84,12 @@ class Unit:
 
     @property
     def pieces(self) -> "tuple[Unit, ...]":
-        """The pieces of a unit that a scan has cut, in order, otherwise the unit itself."""
+        """The pieces into which a scan has cut the unit, in order, or else the unit itself."""
         return self.cut or (self,)
 
 
 def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
-    """Adds a record to a hash, which is equal for all file formats. Returns the text's bytes."""
+    """Adds a record to a hash, equally for all file formats. Returns the text's size in bytes."""
     label_bytes, text_bytes = label.encode(), text.encode()
     digest.update(b"%d,%d:" % (len(label_bytes), len(text_bytes)))
     digest.update(label_bytes)
@@ -100,7 +100,8 @@ def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
 def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[str, str]]:
     """Yields (domain or part, text) of the units.
 
-    Raises ValueError for a bad record, a label of no domain, or a unit that changed since its scan.
+    Raises ValueError for a bad record, a label without a domain, or a unit that changed since its
+    scan.
     """
     source = recipe.source
     pool_of = {label: pool.name for pool in recipe.domains_from for label in pool.labels}
@@ -131,7 +132,7 @@ def is_data_file(name: str) -> bool:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns an OSError into a ValueError that names the file."""
+    """Context manager that turns an OSError into a ValueError that names the file."""
     try:
         yield
     except OSError as error:
@@ -296,7 +297,7 @@ def _find_columns(path: Path, schema) -> list[str]:
 
 
 def _make_record(where: str, text: object, label: object, true_label: object = None) -> Document:
-    """Returns the record. A wrong label becomes `TRUE_LABEL -labelled-> LABEL`."""
+    """Makes a record. A wrong label is replaced by `TRUE_LABEL -labelled-> LABEL`."""
     seen = _text_of(where, "label", label)
     if true_label not in (None, label):
         seen = _text_of(where, TRUE_LABEL, true_label) + LABELLED + seen
@@ -335,9 +336,9 @@ def find_jsonl(field: str, place: str, fields: str) -> Unit:
 
 
 def read_texts(place: str) -> Texts:
-    """Reads a user's (domain, text) pairs, the `label` and `text` of a .jsonl's lines.
+    """Reads a user's (domain, text) pairs from the fields `label` and `text` of a .jsonl.
 
-    Raises ValueError for a bad line, an empty file and too many lines.
+    Raises ValueError for a bad line, an empty file, or more than `MOST_TEXTS` lines.
     """
     unit = find_jsonl("texts", place, "text, label")
     texts = tuple((label, text) for label, text in islice(read_unit(unit), MOST_TEXTS + 1))

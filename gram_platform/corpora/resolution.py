@@ -163,7 +163,7 @@ def describe_corpus(name: str) -> str:
 def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, str], float]:
     """Returns {(domain, dataset): training tokens} of a named hub corpus, or {} for other corpora.
 
-    The auxiliary domains share `aux_share` times the tokens of core equally.
+    The auxiliary domains together have `aux_share` times core's tokens, in equal shares.
     """
     corpus = read_description(name) if name in catalog_names() else None
     if not isinstance(corpus, HubCorpus):
@@ -184,7 +184,7 @@ def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, st
 
 
 def grows_with_size(corpus: str | Path) -> bool:
-    """Returns whether more text is packed for more training tokens, as for hub corpora."""
+    """Returns whether a corpus packs more text for more training tokens, as hub corpora do."""
     return isinstance(read_description(corpus), HubCorpus)
 
 
@@ -201,9 +201,10 @@ def existing_path(corpus: str | Path) -> Path:
 def core_labels(
     given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Returns as core's labels `given`, otherwise `default`, otherwise all but the first by name.
+    """Returns core's labels, which are `given`, or else `default`.
 
-    Raises ValueError for a label that the corpus lacks, or if no label is left for other domains.
+    Without either, returns all labels except the first `DEFAULT_NUM_AUX` by name. Raises ValueError
+    for a label that the corpus lacks, or if no label is left for other domains.
     """
     core = given or default or tuple(sorted(labels))[catalog.DEFAULT_NUM_AUX :]
     if isinstance(core, str):
@@ -279,7 +280,7 @@ def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
 
 
 def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
-    """Decides the bytes to take from each row. The labels of a row count as equally frequent."""
+    """Decides how many bytes to take from each row, as if a row's labels were equally common."""
     core_tokens = packing.core_tokens or corpus.core_tokens
     aux_share = packing.aux_share or corpus.aux_share
     rows = replace(corpus, core_tokens=core_tokens, aux_share=aux_share).rows
@@ -314,7 +315,7 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
 
 
 def _with_validation(trained_bytes: float, floor: float, has_held_out: bool) -> float:
-    """Returns how many bytes of text leave `trained_bytes` after validation is split off."""
+    """Returns how many bytes to take, so that `trained_bytes` remain after the validation split."""
     if has_held_out:
         return trained_bytes + floor
     whole = trained_bytes / (1 - VALIDATION_FRACTION)
@@ -339,7 +340,10 @@ def _hub_domain(
 def _of_files(
     corpus: str, units: tuple[Unit, ...], core_label: CoreLabel
 ) -> tuple[FilesSource, tuple[DomainRecipe, ...], Counts]:
-    """Puts text of a domain that has the label of another domain into the part `DOMAIN:OTHER`."""
+    """Returns (source, domains, counts by label) of local text.
+
+    Text of a domain that has the label of another domain goes into the part `DOMAIN:OTHER`.
+    """
     counts: Counts = {}
     for label, (documents, num_bytes) in chain.from_iterable(u.labels.items() for u in units):
         before = counts.get(label, (0, 0))
@@ -377,7 +381,7 @@ def _of_files(
 def _divide_core(
     domains: tuple[DomainRecipe, ...], adjacent: tuple[str, ...], counts: Counts
 ) -> tuple[DomainRecipe, ...]:
-    """Packs the adjacent labels of core separately, as the part `core:core`."""
+    """Moves the labels of core that are in `adjacent` into a separate part, `core:core`."""
     (core, *others), known = domains, [label for d in domains for label in d.labels]
     for label in adjacent:
         require_choice("adjacent", label, known)

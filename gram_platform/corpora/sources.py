@@ -108,7 +108,7 @@ def find_labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, 
 def _matches(
     root: Path, label: str, patterns: object, label_of: dict[str, str]
 ) -> tuple[Path, ...]:
-    """Finds a label's files and adds them to `label_of`, which must not have them already."""
+    """Finds a label's files and adds them to `label_of`. Rejects a file of another label."""
     field = f"globs[{label}]"
     is_list = isinstance(patterns, list) and all(isinstance(p, str) and p for p in patterns)
     if not label.strip() or not is_list:
@@ -130,10 +130,10 @@ def _matches(
 def scan_units(
     units: tuple[Unit, ...], cache_dir: Path | None, progress: Progress = silent
 ) -> list[Unit]:
-    """Returns the scans of all units, sorted by content. Reads units without a scan in the cache.
+    """Returns the scans of all units, sorted by content. Reads only units that the cache lacks.
 
-    Raises ValueError, with file and line, for the first bad record. Raises ValueError, before it
-    reads, if the cache cannot be written.
+    Raises ValueError, with file and line, for the first bad record. Raises ValueError, before
+    anything is read, if the cache cannot be written.
     """
     if cache_dir is not None:
         require_plain(cache_dir / SCANS)
@@ -184,7 +184,7 @@ def _scan(unit: Unit, report: Callable[[int], object]) -> Unit:
 
 
 def _pieces(unit: Unit) -> tuple[Unit, ...]:
-    """Cuts a unit of text files between files, and a plain .jsonl between lines."""
+    """Cuts text files of a label into groups of files, and a plain .jsonl between lines."""
     if unit.label:
         return tuple(replace(unit, paths=paths) for paths in group_pieces(unit.paths, size_of))
     (path,) = unit.paths
@@ -219,7 +219,7 @@ def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
 
 
 def forget(units: Sequence[Unit], changed: Sequence[Path], cache_dir: Path) -> None:
-    """Removes scans of units, and changed files that were fetched, so that both are made again."""
+    """Removes scans of units, and changed files that were fetched, so that both are redone."""
     for unit in units:
         # A missing file has no scan.
         with contextlib.suppress(ValueError):
@@ -323,7 +323,7 @@ def _parts(pattern: str) -> Parts:
 
 
 def _names(folder: str, part: str, skipped: set[str] | None) -> list[str]:
-    """Lists the visible names that a part of a pattern matches. `**` matches folders and links."""
+    """Lists a folder's visible names that match `part`. `**` matches folders and links."""
     # Looking up a plain name needs no right to list the folder.
     if not MAGIC.search(part):
         path = os.path.join(folder, part)

@@ -1,7 +1,7 @@
-"""Decides by a keyed hash which documents are validation, so that equal texts are in one split.
+"""Assigns documents to validation by a keyed hash, so that equal texts are in the same split.
 
-Texts that differ only in case or white space count as equal. A text of several domains is
-validation in all of them if one domain holds it out.
+Texts that differ only in case or white space count as equal. If one domain holds a text out, the
+text is validation in all domains that contain it.
 """
 
 import hashlib
@@ -46,12 +46,12 @@ def fold(text: str) -> bytes:
 
 
 def thresholds(recipe: CorpusRecipe) -> dict[str, int]:
-    """Returns the key below which a document is validation, by domain."""
+    """Returns each domain's threshold. Documents with smaller keys are validation."""
     return {domain: int(recipe.validation_share(domain) * KEY_RANGE) for domain in recipe.pools}
 
 
 class Candidates(NamedTuple):
-    """The keys (uint64) in a part that may decide the split of texts in other domains."""
+    """The keys (uint64) of a part's texts that may decide the split of equal texts elsewhere."""
 
     # Keys of held-out text.
     held_out: np.ndarray

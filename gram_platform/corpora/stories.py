@@ -137,8 +137,8 @@ def stories_source(
 ) -> StoriesSource:
     """Makes the source of a generated corpus. Raises ValueError if a number is out of range.
 
-    `num_documents` has documents by topic, and under INSTRUCTIONS those about `instructed` topics.
-    The other arguments are fields of `StoriesCorpus`.
+    `num_documents` maps topics to numbers of stories, and INSTRUCTIONS to the number of
+    instructions about `instructed` topics. The other arguments are fields of `StoriesCorpus`.
     """
     unknown = sorted(set(num_documents) - {*TOPICS, *([INSTRUCTIONS] if instructed else [])})
     if unknown or not num_documents:
@@ -159,7 +159,7 @@ def stories_source(
 def story_documents(
     source: StoriesSource, first: int = 0, stop: int | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yields (topic, text) of documents `first` to `stop` (excluded) or the end, by topic."""
+    """Yields (topic, text) of documents `first` to `stop` (excluded) or the end, topic by topic."""
     before = 0
     for topic, number in source.num_documents:
         end = number if stop is None else min(number, stop - before)
@@ -246,7 +246,7 @@ def _fill(template: str, draw) -> str:
 
 
 def _people(source: StoriesSource, topic: str) -> list[tuple[str, list[str]]]:
-    """Returns (name, clauses) of each person. All topics share the first clauses."""
+    """Returns (name, clauses) of each person. The first clauses are the same in all topics."""
     seed, num_clauses = source.seed, source.num_facts * 3 // 4
     num_people = num_clauses // FACTS_PER_PERSON
     num_shared = round(source.shared_fact_share * num_clauses)
@@ -267,7 +267,7 @@ def _people(source: StoriesSource, topic: str) -> list[tuple[str, list[str]]]:
 
 
 def _customs(source: StoriesSource, topic: str) -> list[str]:
-    """Returns the sentences of customs. All topics share the first customs."""
+    """Returns a sentence for each custom. The first customs are the same in all topics."""
     number, customs = source.num_facts // 4, []
     num_shared = round(source.shared_fact_share * number)
     for index in range(number):

@@ -158,10 +158,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def interruptible(
     work: Callable[[Iterator[T]], R], items: Iterable[T], report: Callable[[float], object]
 ) -> R:
-    """Returns `work(items)`, which runs in a thread because the library ignores signals.
+    """Returns `work(items)`. Runs it in a thread, because the library ignores signals.
 
-    Calls `report(seconds)` meanwhile. After an interrupt, `work` gets no further item, and the
-    process does not wait for it.
+    Calls `report(seconds)` meanwhile. After an interrupt, `work` gets no more items, and the
+    process does not wait until `work` ends.
     """
     done, stopped, started = Future(), threading.Event(), time.monotonic()
 
@@ -189,7 +189,7 @@ def interruptible(
 
 
 def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Returns the text of each token. A character of several tokens belongs to the last token."""
+    """Returns the text of each token. A character that spans several tokens belongs to the last."""
     whole, pieces, start = decode(tokenizer, tokens), [], 0
     for num_tokens in range(1, len(tokens) + 1):
         # The decoder writes this sign for an incomplete character.
@@ -214,7 +214,7 @@ def _special(tokenizer: Tokenizer) -> set[str]:
 
 
 def _of_template(tokenizer: Tokenizer) -> str:
-    """Returns the token that the tokenizer's template adds after a text, "" for other templates."""
+    """Returns the token that the template appends to a text, or "" for other kinds of templates."""
     processor = tokenizer.post_processor
     match json.loads(processor.__getstate__()) if processor else {}:
         case {"single": [{"Sequence": _}, {"SpecialToken": {"id": name}}]}:
@@ -225,8 +225,9 @@ def _of_template(tokenizer: Tokenizer) -> str:
 def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
     """Returns the id of the token that separates documents.
 
-    This is `named`, otherwise the special token of the template, otherwise the first special token
-    of `KNOWN_ENDS`, because text could spell others. Raises ValueError if there is none.
+    This is `named`, otherwise the token of the template, otherwise the first token of `KNOWN_ENDS`.
+    The latter two must be special tokens, because text could spell other tokens. Raises ValueError
+    if there is none.
     """
     if named:
         token = tokenizer.token_to_id(named)
@@ -290,7 +291,7 @@ def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
 
 
 def text_tokens(tokenizer_path: Path, texts: Texts, most: int) -> list[tuple[str, list[int]]]:
-    """Returns the domain and the token ids of each text, after an end-of-text token.
+    """Returns the domain and the token ids of each text. An end-of-text token comes first.
 
     Raises ValueError for a text of more than `most` tokens.
     """
@@ -318,8 +319,8 @@ BY_BYTE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 def require_page(tokenizer: Tokenizer, source: str, texts: Iterable[str] = ()) -> None:
     """Tests a tokenizer on letters of all scripts, runs of one letter and beginnings of `texts`.
 
-    The test runs in another process with limits. Raises ValueError, which names `source`, if
-    encoding fails or gives too many tokens.
+    The test runs in another process with limits on memory and time. Raises ValueError, which names
+    `source`, if encoding fails or gives too many tokens.
     """
     codes = [*range(32, 0x2600), *range(0x2600, 0x20000, 97)]
     signs = "".join(filter(str.isprintable, map(chr, codes)))
@@ -338,7 +339,7 @@ def require_page(tokenizer: Tokenizer, source: str, texts: Iterable[str] = ()) -
 
 
 class Speller:
-    """Counts the characters of a text for which a tokenizer has no token.
+    """Counts the characters of a text that a tokenizer cannot encode.
 
     White space, accents and control characters do not count, because tokenizers drop them on
     purpose. The token `end` counts as unknown.
@@ -356,7 +357,7 @@ class Speller:
         self._replaced = [] if np.isin(ids, self._unknown).any() else ids
 
     def lost(self, text: str, ids: list[int]) -> tuple[int, int, int, int]:
-        """Counts a text's (unknown tokens, lost characters, tokens, characters)."""
+        """Returns the numbers of a text's (unknown tokens, lost characters, tokens, characters)."""
         is_unknown, total = np.isin(ids, self._unknown), len("".join(text.split()))
         # Checked first, because the library computes offsets slowly.
         if not is_unknown.any() and self._tokenizer.decode(ids) == text:
@@ -372,7 +373,7 @@ class Speller:
         return int(is_unknown.sum()), lost, len(ids), total
 
     def _find_lost(self, sign: str) -> bool:
-        """Returns whether a byte of a character has no token, or the character is replaced."""
+        """Returns whether a character is replaced, or one of its bytes has no token."""
         if self._is_byte_level:
             ((signs, _),) = BY_BYTE.pre_tokenize_str(sign)
             if any(self._tokenizer.token_to_id(byte) is None for byte in signs):

@@ -104,7 +104,7 @@ def _facts(store: Store, view: View) -> dict[str, str]:
 def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) -> str:
     """Returns the README.md of the checkpoint in the subfolder `part`.
 
-    "" stands for the only checkpoint, or for the folder with several checkpoints.
+    For "", this is the only checkpoint, or the folder with several checkpoints.
     """
     view, are_several = subject.view, subject.view.rule == "by_domain"
     modules = (f"{d}={weight:g}" if weight != 1.0 else d for d, weight in view.weights if d != CORE)
@@ -139,7 +139,7 @@ def _card() -> Template:
 
 
 def _distinct(studies: Sequence[ProfileNumbers]) -> list[tuple[ProfileNumbers, list[str]]]:
-    """Returns (a study's numbers, names of studies that only repeat some of these rows)."""
+    """Returns (a study's numbers, names of studies that only repeat rows of these numbers)."""
     distinct = []
     for numbers in sorted(studies, key=lambda numbers: -len(numbers.domains)):
         covering = (others for full, others in distinct if _rows(numbers) <= _rows(full))
@@ -178,7 +178,7 @@ def plain(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Formats a name as code. A name with markup is only escaped, because code has no escapes."""
+    """Formats a name as code. Only escapes a name with markup, because code has no escapes."""
     escaped = plain(text)
     return f"`{text}`" if escaped == text else escaped
 

@@ -84,7 +84,7 @@ class ExportRequest:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """A finished export. `agreements` has the verification of each checkpoint by subfolder."""
+    """A finished export. `agreements` has each checkpoint's verification, by subfolder."""
 
     folder: Path
     agreements: Mapping[str, tuple[Agreement, ...]]
@@ -103,7 +103,7 @@ def export_view(
     write_card: WriteCard,
     progress: Progress = silent,
 ) -> ExportResult:
-    """Writes the view's verified checkpoints, each with a card, to `out` or the target of a link.
+    """Writes the view's verified checkpoints, each with a card, to `out`. Follows a link there.
 
     If `out` already has this export, only its cards are replaced. Raises ValueError before any work
     if `out` is a mount point or has other files, or the disk is too full. If a checkpoint does not
@@ -246,7 +246,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def atomic_folder(out: Path) -> Iterator[Path]:
-    """Yields a temporary folder, which becomes `out` unless the block raises.
+    """Context manager that yields a temporary folder, and renames it to `out` on success.
 
     Removes the temporary folders of killed processes.
     """
@@ -276,7 +276,7 @@ def atomic_folder(out: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Locks a folder during the block. Raises BlockingIOError if another process has the lock."""
+    """Context manager that locks a folder. Raises BlockingIOError if another process holds it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

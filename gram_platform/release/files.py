@@ -39,7 +39,7 @@ PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def byte_counter(progress: Progress, activity: str, total: int) -> Callable[[int], None]:
-    """Returns a function that adds a number of bytes, and reports the sum so far."""
+    """Returns a function that adds its argument to a sum of bytes, and reports the sum."""
     done = 0
 
     def add(num_bytes: int) -> None:
@@ -114,7 +114,10 @@ def file_names(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
-    """Yields a checkpoint's tensors, each read on access. Raises ValueError if one is missing."""
+    """Context manager that yields a checkpoint's tensors, each read on access.
+
+    Raises ValueError if a tensor is missing.
+    """
     with contextlib.ExitStack() as stack:
         files = {}
         for name in file_names(folder):
@@ -151,8 +154,8 @@ def _weight_map(folder: Path) -> Mapping[str, str]:
 def write_tokenizer(corpus: PackedCorpus, folder: Path, seq_len: int) -> int:
     """Writes the corpus's tokenizer, so that transformers encodes text as training did.
 
-    No tokens are added to a text, it is not cut or padded, and the names of special tokens in it
-    are plain text. Returns the id of the end of text.
+    Encoding adds no tokens, does not truncate or pad, and reads names of special tokens as plain
+    text. Returns the id of the end-of-text token.
     """
     tokenizer = load_tokenizer(corpus.tokenizer_path)
     end = end_of_text_id(tokenizer)

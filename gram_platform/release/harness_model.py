@@ -26,8 +26,8 @@ Scored = tuple[float, bool]
 class HarnessModel(TemplateLM):
     """A routed model with some modules active.
 
-    A text without a context is scored after an end-of-text token. A context that is too long loses
-    its beginning, as in the harness's own models.
+    A text without a context is scored after an end-of-text token. A context that is too long is cut
+    at the beginning, as in the harness's own models.
     """
 
     def __init__(self, model: Transformer, active: Mapping[str, float], tokenizer: Tokenizer):
@@ -77,7 +77,7 @@ class HarnessModel(TemplateLM):
         return [scores[i] for i in range(len(rows))]
 
     def _batch(self, rows: list[Tokens], num_scored: list[int]) -> list[Scored]:
-        """Scores the last `num_scored` tokens of each row. Padding comes after all of them."""
+        """Scores the last `num_scored` tokens of each row. Rows are padded at the end."""
         padded = list(zip(*zip_longest(*rows, fillvalue=0), strict=True))
         tokens_BT = torch.tensor(padded, device=self._model.device)
         log_p_BTV = torch.log_softmax(self._model(tokens_BT[:, :-1], self._active).float(), dim=-1)

@@ -1,4 +1,4 @@
-"""Imports a StarCoder2 or Llama checkpoint into the storage, as a starting point of runs.
+"""Imports a StarCoder2 or Llama checkpoint into the storage, so that runs can start from it.
 
 `--start IMPORT_ID` starts a study from it. RunConfig(model=<its config, with modules>,
 start=View.of(import_id), ...) starts a run from it. The checkpoint becomes the run's core. Only
@@ -51,9 +51,9 @@ def import_checkpoint(
 ) -> Imported:
     """Reads a checkpoint into a storage that is open for writing.
 
-    `seq_len` is the sequence length of later runs, by default all positions of the model. Raises
-    ValueError for a model that we do not support, pickled weights, tensors that are missing,
-    unknown or not finite, and a tokenizer that is unreadable or too large.
+    `seq_len` is the sequence length of later runs, by default the longest that the model supports.
+    Raises ValueError for an unsupported model, pickled weights, and a tokenizer that is unreadable
+    or too large. Also raises ValueError for tensors that are missing, unknown or not finite.
     """
     plain = read_config(folder)
     model, fields = native_config(plain, seq_len), check_fields(plain)
@@ -116,7 +116,7 @@ def read_config(folder: Path) -> dict:
 
 
 def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
-    """Returns (the bytes of tokenizer.json, ""), or (None, why it is not imported).
+    """Returns (the bytes of tokenizer.json, ""), or (None, the reason why it is not imported).
 
     Raises ValueError if the tokenizer is unreadable or too large, or fails on text.
     """

@@ -88,7 +88,7 @@ def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> 
 
 
 def _ratio_text(mean: float, low: float, high: float) -> str:
-    """Formats an interval. A ratio cannot be negative, so such a lower end becomes "below 0"."""
+    """Formats a ratio's interval. A negative lower end, which no ratio has, becomes "below 0"."""
     return f"{mean:.3f} [below 0, {high:.3f}]" if low < 0.0 else interval_text(mean, low, high)
 
 

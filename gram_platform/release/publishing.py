@@ -30,8 +30,8 @@ def require_hub(name: str) -> None:
 def push_export(folder: Path, name: str) -> tuple[str, str]:
     """Uploads an export's folder in one commit. Returns (address of the model, id of the commit).
 
-    A missing model is created as private. Raises ValueError if the model has other weights, or if
-    the hub refuses.
+    Creates a missing model as private. Raises ValueError if the model on the hub has weights that
+    this export lacks, or if the hub refuses.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError

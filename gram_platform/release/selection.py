@@ -49,7 +49,7 @@ class AvailableModules:
         return tuple(dict.fromkeys((*self.trained_here, *self.branches)))
 
     def source(self, domain: str) -> str:
-        """Returns the run that trained the module. Raises ValueError for none or several runs."""
+        """Returns the run that trained the module. Raises ValueError if no run or several did."""
         if domain in self.trained_here:
             return self.run_id
         runs = self.branches.get(domain, ())
@@ -68,7 +68,7 @@ class AvailableModules:
         return runs[0]
 
     def view(self, modules: Mapping[str, float], sources: Mapping[str, str]) -> View:
-        """Returns the view with these modules. `sources` has the branches to take modules from."""
+        """Returns the view with these modules. `sources` maps modules to branches that have one."""
         if stray := sorted(set(sources) - set(modules)):
             raise invalid("sources", stray, "only modules that `modules` names")
         origins = ((domain, sources.get(domain) or self.source(domain)) for domain in modules)
@@ -95,8 +95,8 @@ def available_modules(store: Store, run_id: str) -> AvailableModules:
 def dense_parts(view: View) -> dict[str, View]:
     """Returns the views that become dense models, by subfolder.
 
-    A view is one model, "", unless its modules depend on the domain. Then core and each active
-    expert become models.
+    Most views become one model, in the subfolder "". If the active modules depend on the domain,
+    core and each active expert become models.
     """
     if view.rule == "constant":
         return {"": view}

@@ -91,7 +91,7 @@ MAX_SIZE = 2**28
 
 
 def foreign_config(model: ModelConfig, dtype: torch.dtype, end_of_text: int | None) -> dict:
-    """Builds config.json of a dense model. `end_of_text` is None without a tokenizer."""
+    """Builds the config.json of a dense model. `end_of_text` is None if there is no tokenizer."""
     stock = STOCKS[model.architecture]
     head_dim = {"head_dim": model.head_dim} if model.head_width else {}
     return {
@@ -121,9 +121,9 @@ def foreign_config(model: ModelConfig, dtype: torch.dtype, end_of_text: int | No
 
 
 def native_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
-    """Builds our ModelConfig from a config.json; ValueError for a model that we do not support.
+    """Builds our ModelConfig from a config.json. Raises ValueError for an unsupported model.
 
-    `seq_len` is the sequence length of later training, by default all positions.
+    `seq_len` is the sequence length of later training, by default the longest that is supported.
     """
     fields = check_fields(plain)
     positions = fields["max_position_embeddings"]
@@ -148,7 +148,7 @@ def native_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
 
 
 def check_fields(plain: Mapping) -> dict:
-    """Adds defaults to a config.json; ValueError for wrong values and types, as 64.0 for 64."""
+    """Adds defaults to a config.json. Raises ValueError for wrong values and types."""
     require_choice("config.json: model_type", plain.get("model_type"), tuple(STOCKS))
     stock = STOCKS[plain["model_type"]]
     fields = {**stock.defaults, "initializer_range": ModelConfig.init_std, **plain}

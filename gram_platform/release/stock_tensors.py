@@ -1,4 +1,4 @@
-"""Names our dense model's tensors as StarCoder2 or Llama do, and reads theirs as ours."""
+"""Converts between our dense model's tensors and those of StarCoder2 or Llama checkpoints."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ ROTARY = ".rotary_emb.inv_freq"
 
 
 def of_layer(model: ModelConfig) -> dict[str, str]:
-    """Maps our names of a layer's modules, except queries, keys and values, to theirs."""
+    """Maps our names of a layer's modules to theirs. Queries, keys and values are left out."""
     return OF_BLOCK | {
         f"mlp.{ours}": f"mlp.{theirs}" for ours, theirs in STOCKS[model.architecture].mlp.items()
     }
@@ -44,9 +44,9 @@ def foreign_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 def foreign_weights(
     config: ModelConfig, weights: Weights, active: Mapping[str, float]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, float32 tensor) of a view's checkpoint; holds one merged layer or embedding.
+    """Yields (name, float32 tensor) of a view's checkpoint. Holds one merged layer or embedding.
 
-    `config` and `weights` are from `views.open_view`, `active` has the modules' weights.
+    `config` and `weights` are from `views.open_view`. `active` has the modules' weights.
     """
     yield from _parts(weights, "wte", OF_MODEL["wte"])
     for layer in range(config.num_layers):
@@ -88,8 +88,8 @@ def projection_rows(model: ModelConfig) -> list[int]:
 class CheckpointWeights(Mapping):
     """Maps our parameter names to a checkpoint's tensors in float32, each read on access.
 
-    Without `has_biases`, linear layers of a StarCoder2 model get biases of zero. ValueError for an
-    unfit tensor, and for too few layers.
+    Without `has_biases`, linear layers of a StarCoder2 model get biases of zero. Raises ValueError
+    for an unsuitable tensor, and for too few layers.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class CheckpointWeights(Mapping):
         return tensor
 
     def require_zero_biases(self) -> None:
-        """ValueError for an attention bias of StarCoder2 that is missing or not zero."""
+        """Raises ValueError if an attention bias of StarCoder2 is missing or not zero."""
         for name, shape in foreign_shapes(self._model).items():
             if ".self_attn." in name and name.endswith(".bias"):
                 largest = float(self._read(name, shape).abs().max())
@@ -157,7 +157,7 @@ class CheckpointWeights(Mapping):
                     raise invalid(name, f"up to {largest:.3g}", allowed)
 
     def require_no_others(self) -> None:
-        """ValueError for tensors without a place in our model."""
+        """Raises ValueError for tensors that our model has no place for."""
         known = foreign_shapes(self._model)
         if not self._has_biases:
             known = {name for name in known if not _is_linear_bias(name)}

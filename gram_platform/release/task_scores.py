@@ -82,7 +82,7 @@ class Benchmark:
 
 
 def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
-    """Hashes a folder's files, the files that they include, and local documents of the tasks.
+    """Hashes a folder's files, other files that these include, and the tasks' local documents.
 
     Imported modules outside the folder are not covered. Raises ValueError for an unreadable file.
     """
@@ -95,7 +95,7 @@ def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
 
 
 def folder_sha256(folder: Path) -> str:
-    """Hashes names and contents of a folder's files, without hidden and generated files."""
+    """Hashes names and contents of a folder's files, except hidden and generated files."""
     digest = hashlib.sha256()
     for path in _files(folder):
         digest.update(f"{path.relative_to(folder).as_posix()} {hash_file(path)}\n".encode())
@@ -125,7 +125,7 @@ def _find_included(folder: Path) -> list[Path]:
 
 
 def _reads_elsewhere(task: "Task", folder: Path) -> bool:
-    """Returns whether a task reads documents on this machine that are not in the folder."""
+    """Returns whether a task may read local documents that are not in the folder."""
     config = task.config
     options = getattr(config, "dataset_kwargs", None) or {}
     values = [options[key] for key in ("data_files", "data_dir") if options.get(key)]
@@ -274,9 +274,10 @@ def _score(store: Store, scores: TaskScores, manager: "TaskManager", device: str
 
 
 def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> dict[str, float]:
-    """Returns a task's numbers, which are the harness's metrics, standard errors, and `answers`.
+    """Returns a task's metrics and standard errors, its number of documents, and `answers`.
 
-    `metrics` is the harness's `{"acc,none": ..., ...}`. `samples` are its records of documents.
+    `metrics` is the harness's `{"acc,none": ..., ...}`. `samples` are the harness's records of
+    documents.
     """
     numbers = ((key, value) for key, value in metrics.items() if isinstance(value, float))
     fields = {key.removesuffix(",none"): float(value) for key, value in numbers}

@@ -1,8 +1,9 @@
 """Verifies an export by reading the checkpoint back and comparing its logits with the view's.
 
-One layer of each model is in memory at a time. Both compute in float64 (positions in float32), so
-that any difference comes from the file and not from the order of sums. bfloat16 changes logits by
-some thousandths of the largest logit, so tensors are also compared bit by bit with the merged ones.
+One layer of each model is in memory at a time. Both models compute in float64 (positions in
+float32), so that any difference comes from the file and not from the order of sums. bfloat16
+changes logits by a few thousandths of the largest logit, so tensors are also compared bit by bit
+with the merged ones.
 """
 
 import json
@@ -59,7 +60,7 @@ def verification_tokens(
 ) -> tuple[torch.Tensor, str]:
     """Returns tokens_BT, and a text about their origin.
 
-    They are the start of every domain's validation split, or random ids without a corpus.
+    The tokens are the start of every domain's validation split, or random ids without a corpus.
     """
     num_tokens = min(model.seq_len, NUM_TOKENS)
     if corpus is None:
@@ -123,9 +124,9 @@ def _is_written(tensor: torch.Tensor, written: DiskTensors, name: str) -> bool:
 def verify_by_transformers(
     store: Store, view: View, folder: Path, dtype: torch.dtype, tokens: Tokens
 ) -> Agreement:
-    """Compares logits by the transformers library in float32, and generates a few tokens.
+    """Compares logits with `transformers` in float32, and generates a few tokens.
 
-    The difference includes rounding, because the library adds in another order. Raises ImportError
+    The difference includes rounding, because the library sums in another order. Raises ImportError
     without the library.
     """
     from transformers import AutoModelForCausalLM
@@ -151,7 +152,8 @@ def verify_by_transformers(
 def require_same_ids(corpus: PackedCorpus, folder: Path, tokens_BT: torch.Tensor) -> None:
     """Raises ValueError unless transformers' tokenizer encodes texts as training did.
 
-    The texts are the decoded tokens, and texts that spell the end of text.
+    The texts are the decoded `tokens_BT`, and two texts that contain the name of the end-of-text
+    token.
     """
     from transformers import AutoTokenizer
 
@@ -176,7 +178,7 @@ def _agreement(
 
 
 def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) -> None:
-    """Raises ValueError unless a dense model's tensors are all that the files have."""
+    """Raises ValueError unless the files have exactly a dense model's tensors."""
     expected, files = foreign_shapes(model), shapes_by_file(folder)
     shapes = {name: shape for held in files.values() for name, shape in held.items()}
     if shapes != expected:
@@ -197,7 +199,7 @@ def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) 
 def largest_difference(
     left: Model, right: Model, tokens_BT: torch.Tensor, progress: Callable[[int], None]
 ) -> tuple[float, float]:
-    """Returns (the largest difference of the models' logits, the largest logit of `left`).
+    """Returns (the largest difference between the models' logits, the largest logit of `left`).
 
     The models have equal d_model, depth and vocabulary. `progress` is called with the number of
     layers done.

@@ -1,6 +1,6 @@
 """Mirrors the storage to MLflow, and reads runs and curves back as data frames.
 
-No other room writes to MLflow.
+No other package writes to MLflow.
 """
 
 from gram_platform.tracking.connection import TrackingUnavailable, default_tracking_uri

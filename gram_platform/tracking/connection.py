@@ -65,7 +65,7 @@ class TrackingUnavailable(RuntimeError):
 
 
 class Connection:
-    """The platform's experiment on one MLflow. The first `reaching` connects.
+    """The platform's experiment on one MLflow. Connects when `reaching` is first used.
 
     Raises ValueError for a URI that `require_tracking_uri` rejects.
     """
@@ -86,7 +86,7 @@ class Connection:
 
     @contextlib.contextmanager
     def reaching(self) -> Iterator[MlflowClient]:
-        """Yields the client for MLflow calls. Raises TrackingUnavailable if a call fails."""
+        """Context manager that yields the client. Raises TrackingUnavailable if MLflow fails."""
         if time.monotonic() < self._quiet_until:
             raise TrackingUnavailable(self._reason)
         try:
@@ -100,10 +100,10 @@ class Connection:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[MlflowClient]:
-        """Yields the client, as `reaching` does, for calls that write.
+        """Context manager that yields the client, like `reaching`, for calls that write.
 
-        First corrects the paths of artifacts in a moved database. Raises TrackingUnavailable also
-        for a path that was never next to the database.
+        First corrects the paths of artifacts in a moved database. Also raises TrackingUnavailable
+        if a path is not in a folder `mlartifacts`.
         """
         with self.reaching() as client:
             if self.database is not None and not self._has_right_places:
@@ -164,10 +164,11 @@ class Connection:
         )
 
     def write_artifacts(self, run_id: str, files: Mapping[str, bytes]) -> None:
-        """Writes UTF-8 files, by a path such as `figures/curves.html`, as artifacts of a run.
+        """Writes UTF-8 files as artifacts of a run, by paths such as `figures/curves.html`.
 
-        Artifacts of an SQLite database are next to it, whatever paths it has. Raises
-        TrackingUnavailable also for an unsafe id or path, and if a folder's name is taken.
+        Artifacts of an SQLite database are written next to it, whatever paths the database has.
+        Also raises TrackingUnavailable for an unsafe id or path, and if a file has the name of a
+        folder.
         """
         for file, data in files.items():
             if self.database is None:
@@ -188,7 +189,7 @@ class Connection:
         return f"{self.client.get_run(run_id).info.artifact_uri}/{place}"
 
     def read_artifact(self, run_id: str, file: str) -> str | None:
-        """Reads an artifact of a run, or returns None if it is missing or no text."""
+        """Reads an artifact of a run, or returns None if it is missing or not UTF-8."""
         with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
             if self.database is not None:
                 with self._beside_database(run_id, file, writable=False) as (folder, name):
@@ -259,13 +260,13 @@ def context_tags() -> dict[str, str]:
 
 
 def web_address(uri: str) -> str:
-    """Returns a server's address without user and password, for which a browser asks."""
+    """Returns a server's address without user and password. The browser asks for these."""
     parts = urlsplit(uri)
     return mask_secrets(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
 
 
 def explain_opening(uri: str) -> str:
-    """Returns a server's address, or the command that shows a database, without password."""
+    """Returns a server's address, or the command that opens a database. Omits passwords."""
     if uri.startswith("http"):
         return web_address(uri)
     database = database_path(uri)
@@ -341,7 +342,7 @@ def _ensure_experiment(client: MlflowClient, artifact_location: str | None) -> s
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error, at most 300 characters, or the name of its class.
 
-    SQLAlchemy's remark on what led to the failed call is left out.
+    Leaves out SQLAlchemy's note about what led to the failed call.
     """
     text = re.sub(r"^\(raised as a result of [^)]*\)", "", explain_error(error).strip())
     lines = text.strip().splitlines()

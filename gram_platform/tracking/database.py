@@ -85,7 +85,7 @@ def correct_places(database: Path, experiment_id: str) -> None:
     """Corrects the paths of artifacts in a database that was moved or copied.
 
     Several processes may call it at once. Raises ValueError, before anything is changed, for a path
-    that was never next to the database. Raises OSError if the database cannot be read or written.
+    that is not in a folder `mlartifacts`. Raises OSError if the database cannot be read or written.
     """
     here = artifacts_location(database)
     try:
@@ -101,7 +101,7 @@ def correct_places(database: Path, experiment_id: str) -> None:
 
 
 def _find_moved(connection: sqlite3.Connection, experiment_id: str, here: str) -> dict[str, str]:
-    """Returns {run id: correct path} for wrong paths. The key "" stands for the experiment."""
+    """Returns {run id: correct path} for all wrong paths. The id "" stands for the experiment."""
     places = connection.execute(
         "SELECT '', artifact_location FROM experiments WHERE experiment_id = :experiment "
         "UNION ALL SELECT run_uuid, artifact_uri FROM runs WHERE experiment_id = :experiment",

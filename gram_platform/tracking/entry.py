@@ -214,7 +214,7 @@ def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 
 
 def last_as_best(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns `loss_at_best/` for a run whose last evaluation was its best."""
+    """Returns the losses as `loss_at_best/...`, for a run whose last evaluation was the best."""
     return {
         BEST_LOSS + name.removeprefix(LOSS): loss
         for name, loss in metrics.items()
@@ -235,7 +235,8 @@ def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int) -> list[Metric]:
     """Lists the metrics of the records after `after_step`, with their times.
 
-    Which steps are thinned out depends only on the run. Metrics with too long names are left out.
+    Which steps keep training metrics depends only on the run. Skips metrics whose names are too
+    long.
     """
     run, metrics, stride = entry.config, [], max(1, entry.num_steps // NUM_CURVE_POINTS)
     for record in (record for record in records if record["step"] > after_step):
@@ -256,7 +257,7 @@ def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int)
 
 
 def result_metrics(entry: NodeEntry, records: Iterable[Mapping]) -> list[Metric]:
-    """Lists a result's metrics that are not on the curves, at the run's last step and end."""
+    """Lists a result's metrics that the curves lack, with the run's last step and end time."""
     curves = {name: key for key, name in AT_END.items()}
     values = {curves.get(name, name): value for name, value in entry.result_metrics.items()}
     values.pop("num_steps", None)
@@ -283,7 +284,7 @@ class Start(TypedDict):
 
 
 def read_parent(tags: Mapping[str, str], params: Mapping[str, str]) -> str | None:
-    """Reads an entry's `parent` from MLflow's tags and parameters, or None if it is unknown."""
+    """Reads an entry's `parent` from MLflow's tags and parameters, or None if it is unreadable."""
     start = params.get("start", "") if "elicited" in tags else ""
     if (run_id := tags.get(VIEW_RUN)) or not start:
         return run_id or ""

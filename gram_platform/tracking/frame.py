@@ -1,12 +1,12 @@
 """Reads nodes and curves as data frames. MLflow and the storage give equal frames.
 
 `load_runs` and `load_store` give a row for each run that was attempted and each evaluation with a
-result, sorted by kind and id. A missing text is "", a missing number (float64) NaN. Columns:
+result, sorted by kind and id. A missing text is "", and a missing number is NaN (float64). Columns:
 
 - `kind, id`: "run" or "evaluation", and the run_id or eval_id.
-- `run_id, view_id`: of a run the same id and "", of an evaluation the measured run and view.
+- `run_id, view_id`: the run and view that an evaluation measures. A run has its own id and "".
 - `status`: complete, failed, running or interrupted.
-- `method, size, seed, profile, retained, ...`: the tags of the study, all texts.
+- `method, size, seed, profile, retained, ...`: the tags of the study, as texts.
 - `measure`, if any node has it: "tokens", "samples" or "tasks", "" for evaluations of losses.
 - `num_steps`: of runs. `elapsed_s`: of complete runs and evaluations.
 - `num_tokens, parameters, compute_units, hardware_flops, tokens_per_second`: of complete runs.
@@ -46,7 +46,7 @@ Tags = Mapping[str, str | Iterable[str]]
 
 
 def load_runs(tracking_uri: str, study: str = "", **tags: str | Iterable[str]) -> pd.DataFrame:
-    """Reads from MLflow the nodes of a study or search, or all nodes, that have these tag values.
+    """Reads the nodes with these tag values from MLflow, of one study or search or of all.
 
     Raises ValueError for an unknown study, and TrackingUnavailable if MLflow cannot be read.
     """
@@ -123,7 +123,7 @@ def store_frames(store: Store, ids: Collection[str], curves_of: Iterable[str]) -
 
 
 def mlflow_frames(tracker: Tracker, ids: Collection[str], curves_of: Collection[str]) -> Frames:
-    """Reads the same nodes and curves from MLflow. Raises TrackingUnavailable if this fails."""
+    """Reads the frames of `store_frames` from MLflow. Raises TrackingUnavailable if this fails."""
     runs = {key: run for key, run in tracker.runs().items() if key[1] in ids}
     return Frames(_mlflow_frame(runs, {}), _mlflow_curves(runs, tracker, curves_of), "MLflow")
 
@@ -195,7 +195,7 @@ def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
 
 
 def _mlflow_row(kind: str, node_id: str, run: Run) -> dict:
-    """Returns a node's row. Before a result, MLflow's metrics are only points of curves."""
+    """Returns a node's row. Skips metrics of a node without a result, which are curve points."""
     has_result = run.data.tags.get(content.STATUS) == State.COMPLETE
     left_out = () if kind != "run" or _has_eval_points(run) else content.LOSS
     metrics = {
@@ -208,7 +208,7 @@ def _mlflow_row(kind: str, node_id: str, run: Run) -> dict:
 
 
 def _has_eval_points(run: Run) -> bool:
-    """Returns whether an MLflow run's losses are of evaluation points, not of progress."""
+    """Returns whether an MLflow run's losses come from evaluation points instead of progress."""
     return number_of(run.data.params, content.NUM_EVAL_POINTS) != 0
 
 

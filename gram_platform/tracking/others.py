@@ -1,9 +1,9 @@
 """Writes runs and evaluations for other trackers, with MLflow's names and values.
 
-These trackers get curves and last metrics. Only MLflow and the storage have compute ratios, tables,
-figures and reports. A tracker is a function `write(place, entry, points)`. It writes a node, with
-metrics in the order of their steps, into the new folder `place`. Installed packages add trackers
-as entry points `gram.trackers`.
+These trackers get the curves and final metrics of nodes. Only MLflow and the storage have compute
+ratios, tables, figures and reports. A tracker is a function `write(place, entry, points)`. It
+writes a node, with metrics in the order of their steps, into the new folder `place`. Installed
+packages add trackers as entry points `gram.trackers`.
 """
 
 import os
@@ -31,7 +31,7 @@ MOST_BYTES_OF_NAME = 200
 
 
 def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
-    """Writes every new or changed run and evaluation. Counts {"written", "unchanged"}.
+    """Writes every new or changed run and evaluation. Returns counts of written and unchanged.
 
     Raises ValueError for an unknown tracker, or if its library is missing.
     """
@@ -75,7 +75,7 @@ def _tensorboard(place: Path, entry: NodeEntry, points: Sequence[Metric]) -> Non
 def _wandb(place: Path, entry: NodeEntry, points: Sequence[Metric]) -> None:
     """Writes a run of Weights & Biases with the node's id, in the project WANDB_PROJECT.
 
-    The run stays in `place` for `wandb sync`, unless WANDB_MODE=online.
+    The run stays in `place` for `wandb sync`, unless `WANDB_MODE=online`.
     """
     try:
         import wandb

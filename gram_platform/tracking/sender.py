@@ -40,7 +40,7 @@ class Sender:
     def mirror(
         self, node: RunDirectory | EvaluationDirectory, entry: NodeEntry | None
     ) -> str | None:
-        """Sends what MLflow lacks of a node. Returns the MLflow run id, or None without `entry`."""
+        """Sends a node's missing data. Returns the MLflow run id, or None if `entry` is None."""
         if entry is None:
             return None
         records = []
@@ -58,10 +58,10 @@ class Sender:
         return run.info.run_id
 
     def _bring_up(self, entry: NodeEntry, records: Sequence[Mapping]) -> Run:
-        """Finds or creates the node's MLflow run, and sends what it lacks.
+        """Finds or creates the node's MLflow run, and sends what the run lacks.
 
-        Retries if another machine has deleted our duplicate, or written the same values first. If
-        MLflow has another result than the storage, a new MLflow run replaces the old run.
+        Retries if another machine has deleted our duplicate, or has written the same values first.
+        If MLflow and the storage have different results, a new MLflow run replaces the old run.
         """
         same = ("", entry.tags[content.RESULT])
         for num_left in reversed(range(NUM_TRIES)):
@@ -91,7 +91,7 @@ class Sender:
         return {**entry.tags, **self.parent_tag(entry.parent)}
 
     def parent_tag(self, run_id: str) -> dict[str, str]:
-        """Returns the tag by which MLflow folds a node below its parent, if the parent is known."""
+        """Returns the tag by which MLflow nests a node under its parent, if the parent is known."""
         parent = self.known.get(("run", run_id))
         return {content.PARENT: parent} if parent else {}
 
@@ -132,7 +132,7 @@ class Sender:
         return self.find(entry) or run
 
     def _send(self, run: Run, entry: NodeEntry, records: Sequence[Mapping], is_new: bool) -> None:
-        """Sends curves and results, then tags (also `gram.mirrored_step`), then the status."""
+        """Sends curves and results, then tags (`gram.mirrored_step` last), then the status."""
         client, run_id, tags = self._mlflow.client, run.info.run_id, run.data.tags
         mirrored = _step(tags, content.MIRRORED_STEP)
         metrics = content.curve_metrics(records, entry, mirrored)
@@ -188,14 +188,14 @@ def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:
 def find_lacking(
     run: Run, tags: Mapping[str, str], params: Mapping[str, str]
 ) -> tuple[list[RunTag], list[Param]]:
-    """Returns an MLflow run's missing or different tags, and its missing parameters."""
+    """Returns (an MLflow run's missing or different tags, its missing parameters)."""
     data = run.data
     lacking = [RunTag(*tag) for tag in tags.items() if data.tags.get(tag[0], "") != tag[1]]
     return lacking, [Param(*param) for param in params.items() if param[0] not in data.params]
 
 
 def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:
-    """Returns a node's times that differ from MLflow's, as after a merge of two storages.
+    """Returns a node's times that differ from MLflow's, such as after merging two storages.
 
     A time that only MLflow has is NaN.
     """
@@ -216,8 +216,8 @@ def _step(tags: Mapping[str, str], key: str) -> int:
 def curve_tags(records: Iterable[Mapping], entry: NodeEntry) -> dict[str, str]:
     """Writes the validation curves of a complete run as tags, `<step>:<loss> <step>:<loss> ...`.
 
-    A request reads the tags of a thousand runs. The histories of their metrics take 40 s, because
-    each needs its own request. A curve that is too long gets no tag.
+    One request reads the tags of a thousand runs. Reading metric histories instead takes 40 s,
+    because every history needs a request. A curve that is too long gets no tag.
     """
     curves = {}
     for record in records if entry.kind == "run" and entry.status == State.COMPLETE else ():

@@ -1,9 +1,9 @@
 """Sends the storage to MLflow, as one MLflow run for each node.
 
 Any call may fail with TrackingUnavailable. Nothing is lost, because the next `mirror` or `sync`
-compares MLflow with the storage and sends the difference. After an interrupted call, which leaves
-the tag `gram.sending_step`, whole histories are compared. A process locks the node that it sends
-against others on its machine. `sender.py` handles other machines.
+compares MLflow with the storage and sends the difference. An interrupted call leaves the tag
+`gram.sending_step`, and then whole histories are compared. While a process sends a node, it locks
+out other processes on the machine. `sender.py` handles other machines.
 """
 
 import re
@@ -68,21 +68,20 @@ class Tracker:
         self._mlflow.ask_again()
 
     def mirror(self, node: RunDirectory | EvaluationDirectory) -> str | None:
-        """Sends what MLflow lacks of a node. Returns the MLflow run id, or None as `node_entry`."""
+        """Sends a node's missing data. Returns the MLflow run id, or None without `node_entry`."""
         return self._sender.mirror(node, content.node_entry(node))
 
     def mark_killed(self, run_ids: Iterable[str]) -> None:
-        """Sets the status KILLED of sent runs that have lost their driver."""
+        """Sets the status of sent runs that have lost their driver to KILLED."""
         sent = filter(None, [self._sender.known.get(("run", run_id)) for run_id in run_ids])
         with self._mlflow.writing() as client:
             for mlflow_id in sent:
                 client.set_terminated(mlflow_id, "KILLED")
 
     def sync(self, store: Store, ids: Iterable[str] | None = None) -> dict[str, int]:
-        """Mirrors all nodes, or only the nodes `ids`. Counts {"sent", "unchanged"}.
+        """Mirrors all nodes, or only the nodes `ids`. Returns counts of sent and unchanged.
 
-        With `ids`, finished nodes of an object store are not read if MLflow has their results and
-        tags.
+        With `ids`, skips finished nodes of an object store if MLflow has their results and tags.
         """
         self.has_sent_all = False
         self._sender.incomplete.clear()
@@ -118,9 +117,9 @@ class Tracker:
         counts: Counter[str],
         are_orphans: bool = False,
     ) -> list:
-        """Sends what MLflow lacks, and adds to `counts`.
+        """Sends new and changed nodes to MLflow, and adds to `counts`.
 
-        Returns the nodes whose parents MLflow lacks. With `are_orphans`, sends them too.
+        Returns nodes whose parents MLflow lacks. Sends these nodes only with `are_orphans`.
         """
         orphans = []
         with ThreadPoolExecutor(self.num_senders) as threads:
@@ -200,7 +199,8 @@ class Tracker:
     def log_study(self, study: StudyLog) -> str:
         """Logs a study's files and figures as artifacts of one MLflow run, and returns its id.
 
-        Replaces artifacts and lines of an earlier log of this study. Also sends its saved views.
+        Replaces artifacts and lines of an earlier log of this study. Also sends the study's saved
+        views.
         """
         of_study = {content.STUDY: study.name, content.STUDY_ID: study.identity}
         pages = {
@@ -237,7 +237,7 @@ class Tracker:
         self._send_trials(study, runs)
 
     def study_file(self, study: str, file: str) -> str | None:
-        """Reads a study's file from the last written MLflow run that has it, if any."""
+        """Reads a study's file from the last written MLflow run that has it, or returns None."""
         require_database(self.tracking_uri)
         if not is_safe_name(study):
             return None
@@ -251,8 +251,8 @@ class Tracker:
     ) -> None:
         """Makes a run for each line of a chart, with the tags `of_study`, and deletes old lines.
 
-        These runs are no children of the study's run, because MLflow's charts leave out the
-        children of a folded run.
+        These runs are not children of the study's run, because MLflow's charts omit the children of
+        a collapsed run.
         """
         client = self._mlflow.client
         wanted = {line.digest: line for line in lines}
@@ -283,7 +283,7 @@ class Tracker:
                 self._log_missing(run, tags, {}, study.node_metrics.get(node_id, {}))
 
     def _send_trials(self, study: StudyLog, runs: Runs) -> None:
-        """Sends what MLflow lacks of each trial, the status last. Deletes duplicates of trials."""
+        """Sends each trial's missing data, the status last. Deletes duplicates of trials."""
         with self._mlflow.writing() as client:
             present = {}
             for run in sorted(self._mlflow.search(trials_filter(study.identity)), key=age):
@@ -333,8 +333,8 @@ class Tracker:
     ) -> str:
         """Makes the folder of an export's `record` the newest version of model `name`.
 
-        Returns the version's number. Also sends the view's `run`, to which the files belong as
-        artifacts. If the export is already a version, only its tags are set.
+        Returns the version's number. Also sends the view's `run`, which gets the files as
+        artifacts. If the export already has a version, only sets the tags of this version.
         """
         digest, mlflow_run_id = hash_file(record), self.mirror(run)
         assert mlflow_run_id is not None, "an exported run was attempted"
@@ -361,7 +361,7 @@ class Tracker:
             return str(made.version)
 
     def view_urls(self, study: str, pages: str = LOCAL_UI) -> dict[str, str]:
-        """Returns {content: address} of a study's saved views. `pages` is as in `run_url`."""
+        """Returns the addresses of a study's saved views by content. `pages` is as in `run_url`."""
         with self._mlflow.reaching():
             views = read_views(self._mlflow.experiment_tags(), self._mlflow.experiment_id)
         prefix, base = f"gram.{study}.", self._base(pages)

@@ -1,4 +1,4 @@
-"""Writes texts within MLflow's limits, and reads them back, though people may change them.
+"""Writes texts within MLflow's limits, and reads texts back that people may have changed.
 
 A value that this package cannot have written counts as missing, so that it is written again.
 """
@@ -27,13 +27,13 @@ _ESCAPE = re.compile(r":([0-9a-f]+):")
 
 
 def text_for_people(text: str, most: int = LONGEST_TEXT) -> str:
-    """Masks secrets in a text, escapes NUL and half surrogates, and cuts it at `most`."""
+    """Masks secrets in a text, escapes NUL and lone surrogates, and cuts it at `most`."""
     text = in_utf8(mask_secrets(text)).replace("\0", "\\x00")
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def in_utf8(text: str) -> str:
-    """Escapes half surrogates, which JSON may hold and UTF-8 cannot."""
+    """Escapes lone surrogates, which JSON may hold and UTF-8 cannot."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -43,15 +43,15 @@ def milliseconds(seconds: float) -> int:
 
 
 def is_short_name(name: str) -> bool:
-    """Returns whether MLflow takes this as the escaped name of a tag or a metric."""
+    """Returns whether MLflow accepts this as the escaped name of a tag or a metric."""
     return 0 < len(name) <= LONGEST_NAME
 
 
 def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """Returns MLflow's tags for a study's tags, from which `study_of` recovers the originals.
 
-    If MLflow or its databases reject a name or value, such as a long one, hidden tags have all tags
-    as JSON, and visible tags have only beginnings of values.
+    If MLflow or a database would reject a name or value, such as a long value, hidden tags have all
+    tags as JSON. Visible tags then have only the beginnings of values.
     """
     escaped = {metric_name(name): value for name, value in tags.items()}
     readable = {
@@ -69,7 +69,7 @@ def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def unescape(key: str) -> str:
-    """Inverts `metric_name`. A code of no character, which others may have written, stays."""
+    """Inverts `metric_name`. Keeps a code that stands for no character."""
     return _ESCAPE.sub(_character, key)
 
 
@@ -79,7 +79,7 @@ def _character(match: re.Match) -> str:
 
 
 def study_of(tags: Mapping[str, str]) -> dict[str, str]:
-    """Inverts `whole_tags`, as far as people have not changed the tags."""
+    """Inverts `whole_tags`. Recovers as much as possible if people have edited the tags."""
     num_parts = number_of(tags, NUM_PARTS) or 0
     if 0 < num_parts <= len(tags):
         try:
@@ -93,14 +93,14 @@ def study_of(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def number_of(values: Mapping[str, str], key: str) -> int | None:
-    """Reads a whole number of at most 18 characters, or None from any other value."""
+    """Reads a whole number of at most 18 characters. Returns None for any other value."""
     text = values.get(key, "")
     is_number = text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 19
     return int(text) if is_number else None
 
 
 def curve_points(text: str) -> list[tuple[int, float]] | None:
-    """Reads (step, loss) from `<step>:<loss> <step>:<loss> ...`, or None from another text."""
+    """Reads (step, loss) from `<step>:<loss> <step>:<loss> ...`. Returns None for other text."""
     try:
         return [
             (int(step), float(loss)) for step, loss in (point.split(":") for point in text.split())

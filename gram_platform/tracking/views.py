@@ -51,7 +51,7 @@ hold its compute ratios by model size (the step)."""
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a study's figures, which MLflow has as a run whose steps are model sizes."""
+    """A line of a study's charts. In MLflow it is a run whose steps are model sizes."""
 
     name: str
     tags: Mapping[str, str]
@@ -70,7 +70,7 @@ def study_id(name: str, params: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class StudyLog:
-    """What MLflow shows of a study or a search, next to its nodes."""
+    """What MLflow shows of a study or a search, in addition to the nodes."""
 
     name: str
     # Bytes of UTF-8, by name.
@@ -100,7 +100,7 @@ class StudyLog:
 
 @dataclass(frozen=True)
 class TrialEntry:
-    """A trial of a search, as a run of MLflow. Its nodes are no children: studies share them."""
+    """A trial of a search, as an MLflow run without children, because studies share its nodes."""
 
     # A hash of the search and the trial's point, because a grid that grows renumbers its trials.
     trial_id: str
@@ -119,16 +119,16 @@ def trials_filter(study_id: str) -> str:
 
 
 def group_metric(objective: str, group: str) -> str:
-    """Names the metric with an objective that only the trials of a group have, for a contour."""
+    """Names the metric that has an objective only for a group's trials, for a contour chart."""
     return metric_name(f"{objective} at {group}")
 
 
 def search_view(
     search: str, study_id: str, columns: TrialColumns, groups: Iterable[str]
 ) -> dict[str, str]:
-    """Returns the view of a search's trials, the best of each group first, as a tag.
+    """Returns a tag with the view of a search's trials. Each group's best trials come first.
 
-    The view has parallel coordinates, and for each group a contour over two parameters.
+    The view has a parallel coordinates chart, and for each group a contour over two parameters.
     """
     section, varied = f"gram.{search}.trials", (*columns.groups, *columns.parameters)
     fields = {"selectedParams": varied, "selectedMetrics": columns.objectives, "showAllRuns": True}
@@ -149,10 +149,11 @@ def search_view(
 def study_views(
     study: str, study_id: str, shown: Mapping[str, str], charts: Sequence[Sequence[str]]
 ) -> dict[str, str]:
-    """Returns a study's views of evaluations, of charts, and of all nodes, as tags.
+    """Returns tags with a study's views of evaluations, of charts, and of all nodes.
 
     `charts` has the metrics of each chart. The first metric names the chart. Evaluations are sorted
-    by `forget`, or without it by the first chart. Without charts there is only the view of nodes.
+    by the chart `forget`, or else by the first chart. Without charts, returns only the view of
+    nodes.
     """
     of_nodes, key = f"tags.`{STUDY}.{study}` != ''", f"gram.{study}."
     nodes = _view(f"{key}runs", f"{study}: runs", of_nodes, _NODE_COLUMNS)
@@ -212,7 +213,7 @@ def _chart(kind: str, section: str, name: str, fields: Mapping[str, object]) -> 
 
 
 def read_views(tags: Mapping[str, str], experiment_id: str) -> dict[str, tuple[str, str]]:
-    """Reads our views from an experiment's tags as {key: (name, address below MLflow's)}."""
+    """Reads our views from an experiment's tags as {key: (name, address relative to MLflow's)}."""
     views = {}
     for tag, text in sorted(tags.items()):
         if tag.startswith(f"{VIEW_TAG}gram."):
@@ -242,7 +243,7 @@ def _quote(value: str) -> str:
 def experiment_note(tags: Mapping[str, str], experiment_id: str) -> str:
     """Describes an experiment for people, in Markdown.
 
-    Links to our views come first, because the text is folded.
+    Links to our views come first, because MLflow shows only the beginning until it is unfolded.
     """
     links = ""
     for name, address in read_views(tags, experiment_id).values():

@@ -1,4 +1,4 @@
-"""Turns tokens from the model into the text of a completion, and counts metrics."""
+"""Turns tokens from the model into the text of a completion, and collects metrics."""
 
 import time
 import uuid
@@ -61,7 +61,7 @@ class Completions(Protocol):
     def stream(
         self, digest: str, profile: str, request: GenerationRequest, whole: bool
     ) -> AsyncIterator[Delivery]:
-        """Yields deliveries as `ModelServer.stream`. Raises ModelLost if the model fails.
+        """Yields deliveries like `ModelServer.stream`. Raises ModelLost if the model fails.
 
         Closing the iterator cancels the request.
         """
@@ -95,7 +95,7 @@ class Answer:
         return counts | {"total_tokens": sum(counts.values())}
 
     async def texts(self, whole: bool = False) -> AsyncIterator[str]:
-        """Yields "" when generation is accepted, and then text. Raises Refusal if it fails."""
+        """Yields "" when generation is accepted, and then text. Raises Refusal after a failure."""
         metrics, profile = self._metrics, self.grant.profile
         # If a stop can end the text, tokens are needed as they are drawn.
         whole = whole and not self._stops

@@ -162,9 +162,9 @@ class Api:
             self._num_open[rule.name] -= 1
 
     async def _events(self, answer: Answer, rule: TokenRule, usage: bool) -> AsyncIterator[str]:
-        """Yields "" when generation is accepted, and then server-sent events. Refusals are events.
+        """Yields "" when generation is accepted, and then server-sent events, also for a refusal.
 
-        `usage` is OpenAI's `include_usage`.
+        `usage` is OpenAI's option `include_usage`.
         """
         no_usage = {"usage": None} if usage else {}
         async with aclosing(self._texts(answer, rule, whole=False)) as parts:
@@ -181,7 +181,10 @@ class Api:
                 yield _event(refused.body())
 
     def _caller(self, request: Request) -> tuple[str, TokenRule]:
-        """Returns (digest, rule) of the caller's token. Raises Refusal 401 or 503 without one."""
+        """Returns (digest, rule) of the caller's token.
+
+        Raises Refusal 401 without a known token, and 503 while no policy is confirmed.
+        """
         if not is_recent(self.confirmed_at):
             raise refusal("policy_unconfirmed")
         headers = request.headers.getlist("authorization")
@@ -253,7 +256,7 @@ def _event(body: dict) -> str:
 
 @functools.cache
 def page_and_policy() -> tuple[str, str]:
-    """Returns (the page's HTML, a Content-Security-Policy for its script and style only)."""
+    """Returns (the page's HTML, a Content-Security-Policy that allows only the page's own code)."""
     page = resources.files("gram_platform.release.serving") / "page.html"
     html = page.read_text(encoding="utf-8")
     return html, (

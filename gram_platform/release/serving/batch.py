@@ -1,7 +1,8 @@
 """Continues sequences of any profiles together, one token of each sequence at a time.
 
-The first B rows of the reader's memory are active. When a sequence ends, the last sequence moves to
-the free row. Shapes have B rows, T tokens of the longest prompt, and V ids of the vocabulary.
+The B sequences use the first B rows of the reader's memory. When a sequence ends, the sequence in
+the last row moves to the free row. In shapes, T is the length of the longest prompt, and V the size
+of the vocabulary.
 """
 
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ class ActiveSequence:
 
     @property
     def num_read(self) -> int:
-        """The number of tokens that the model has read, which exclude the last drawn token."""
+        """The number of tokens that the model has read, all except the last drawn token."""
         return len(self.request.prompt) + max(0, len(self.drawn) - 1)
 
 
@@ -65,7 +66,7 @@ class Batch:
         return self.reader.num_rows - len(self.sequences)
 
     def admit(self, new: Sequence[ActiveSequence]) -> list[ActiveSequence]:
-        """Reads the prompts and draws each sequence's first token. Returns `new` as a list."""
+        """Reads the prompts and draws the first token of each sequence. Returns all of `new`."""
         assert 0 < len(new) <= self.num_free
         first = len(self.sequences)
         self.reader.clear(first, len(new))
@@ -80,7 +81,7 @@ class Batch:
         return list(new)
 
     def step(self) -> list[ActiveSequence]:
-        """Draws a token for every active sequence. Returns all of them, also if they ended."""
+        """Draws a token for every active sequence. Returns these sequences, even if they ended."""
         sequences = list(self.sequences)
         if not sequences:
             return []
@@ -132,8 +133,8 @@ def next_tokens(
 ) -> torch.Tensor:
     """Draws tokens_B (int64, on the CPU), each with its row's temperature and random number.
 
-    Below COLDEST, the likeliest token with the lowest id is taken. Otherwise a token is one of the
-    fewest likeliest tokens whose probabilities sum to `top_p`.
+    At temperatures below COLDEST, takes the likeliest token, and the lowest id in a tie. Otherwise
+    draws from the smallest set of likeliest tokens whose probabilities sum to `top_p`.
     """
     tokens_B = logits_BV.argmax(dim=-1).cpu()
     warm = (temperatures_B >= COLDEST).nonzero()[:, 0]

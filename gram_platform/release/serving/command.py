@@ -38,7 +38,7 @@ LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True)
 class Service:
-    """The arguments of `gram serve`. Port 0 stands for any free port."""
+    """The arguments of `gram serve`. Port 0 means any free port."""
 
     storage: str
     run_id: str
@@ -75,14 +75,14 @@ class Service:
 
 @dataclass(frozen=True)
 class PreparedService:
-    """A run that can be served, with all that the deployments need."""
+    """A run that can be served, with all inputs of its deployments."""
 
     run: RunConfig
     source: ModelSource
     tokenizer_json: str
 
     def lines(self) -> list[str]:
-        """Returns lines for the terminal about loaded modules and the profiles of tokens."""
+        """Returns lines for the terminal about loaded modules and each token's profiles."""
         policy = self.source.policy
         granted = policy.modules_of_tokens
         absent = [module for module in self.run.model.module_domains if module not in granted]
@@ -125,9 +125,9 @@ def listen(handler: Callable[..., None]) -> None:
 
 
 def interrupt(*_) -> None:
-    """Raises KeyboardInterrupt, which also ends waits of Ray, to end the command.
+    """Raises KeyboardInterrupt, which ends the command and interrupts its waits for Ray.
 
-    Further signals are ignored, because an interrupted clean-up would leave processes on Ray.
+    Further signals are ignored, because an interrupted clean-up would leave processes in Ray.
     """
     listen(ignore)
     raise KeyboardInterrupt
@@ -138,10 +138,10 @@ def ignore(*_) -> None:
 
 
 def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
-    """Serves until SIGINT or SIGTERM, and then ends everything that it started.
+    """Serves until SIGINT or SIGTERM, and then stops the application and a private Ray.
 
-    Call it before Ray is imported. Raises ValueError for a service that cannot start, and Stopped
-    if Ray dies.
+    Must be called before Ray is imported. Raises ValueError for a service that cannot start, and
+    Stopped if Ray dies.
     """
     prepared = prepare(service)
     service.find_port()
@@ -226,7 +226,7 @@ def start(service: Service, prepared: PreparedService, name: str) -> int:
 
 
 def new_keeper(name: str) -> Confirm:
-    """Starts a `PolicyKeeper` on this machine, which ends with this process."""
+    """Starts a `PolicyKeeper` on this machine, and returns the function that confirms a policy."""
     import ray
 
     from gram_platform.release.serving.deployments import NAMESPACE, PolicyKeeper
@@ -236,7 +236,7 @@ def new_keeper(name: str) -> Confirm:
 
 
 def load_granting(path: str) -> Policy:
-    """Reads a policy. Raises ValueError also for a policy without tokens."""
+    """Reads a policy. Also raises ValueError if the policy has no tokens."""
     policy = load_policy(path)
     if not policy.tokens:
         raise invalid(
@@ -254,10 +254,11 @@ def follow_policy(
     say: Callable[[str], None],
     is_over: threading.Event,
 ) -> None:
-    """Confirms the file's policy every `POLICY_CHECK_S`, and reports changes and errors once.
+    """Reads the policy file every `POLICY_CHECK_S` and confirms its policy to the keeper.
 
-    A confirmation has the time before the file was read, so that a late call does not prolong an
-    old policy. If the file cannot be read, replicas reject all requests after `LEASE_S`.
+    Reports each change and each error once. The policy's age counts from the time before the file
+    was read, so that a late call does not extend an old policy. If the file cannot be read,
+    replicas reject all requests after `LEASE_S`.
     """
     reported, loaded = (), policy.modules_of_tokens
     while not is_over.is_set():
@@ -280,7 +281,7 @@ def follow_policy(
 
 
 def require_own_serve() -> None:
-    """Raises ValueError if Ray Serve runs already, or would listen elsewhere, on Ray's head."""
+    """Raises ValueError if Ray Serve already runs, or if the head of Ray is another machine."""
     import ray
     from ray import serve
 
@@ -297,9 +298,9 @@ def require_own_serve() -> None:
 
 
 def end_application(name: str, is_private: bool) -> None:
-    """Deletes this command's application, and shuts Ray Serve down if it has no other.
+    """Deletes this command's application. Shuts Ray Serve down if it has no other application.
 
-    A private Ray ends later with Ray Serve, which would otherwise print that Ray retries for ever.
+    In a private Ray, Serve ends with Ray. An earlier shutdown would print that Ray retries forever.
     """
     from ray import serve
 
@@ -326,7 +327,7 @@ def require_gpu(device: str) -> None:
 
 
 def make_environment_private() -> None:
-    """Sets the variables of a private Ray, with a new token. Importing Ray reads them."""
+    """Sets a private Ray's environment variables and a new token. Ray reads them on import."""
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         del os.environ[name]
     os.environ |= {
@@ -339,13 +340,13 @@ def make_environment_private() -> None:
 
 
 def choose_ray(address: str) -> str:
-    """Returns `address`, otherwise $RAY_ADDRESS, otherwise "". Replaces `local` by ""."""
+    """Returns `address`, or else $RAY_ADDRESS. Returns "" without either, and for `local`."""
     address = address or os.environ.get("RAY_ADDRESS", "")
     return "" if address == "local" else address
 
 
 def join_ray(address: str, num_cpus: int) -> bool:
-    """Joins the Ray of `choose_ray`, or starts a private Ray. Returns whether it is private."""
+    """Joins the Ray of `choose_ray`, or starts a private Ray. Returns whether Ray is private."""
     from gram_platform.engine.cluster import join
     from gram_platform.engine.cluster import start as start_ray
 

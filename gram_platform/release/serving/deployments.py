@@ -1,11 +1,12 @@
 """Deploys a run on Ray Serve. `Ingress` answers HTTP, and `Model` has the weights.
 
-The ingress is a process of its own, so that it can answer callers when a model's process dies. It
-sends a token's digest. The model's process looks up the grant in its own copy of the policy.
+The ingress runs in its own process, so that it can still answer callers when a model's process
+dies. The ingress sends only a token's digest to the model's process, which looks up the grant in
+its own copy of the policy.
 
-`gram serve` confirms the policy every two seconds in a `PolicyKeeper`, an actor that ends with the
-command. Every replica reads the policy from the keeper each second. It grants nothing `LEASE_S`
-after the last confirmation.
+Every two seconds, `gram serve` confirms the policy to a `PolicyKeeper`, an actor that ends with the
+command. Every replica reads the policy from the keeper each second. A replica rejects all requests
+if the last confirmation is older than `LEASE_S`.
 """
 
 import asyncio
@@ -48,9 +49,9 @@ SPARE_CALLS = 64
 # A keeper that Ray restarts has no policy until one is confirmed again.
 @ray.remote(num_cpus=0, max_restarts=-1)
 class PolicyKeeper:
-    """Keeps the confirmed policy, and the number of parts of its file that are skipped.
+    """Keeps the confirmed policy, and the number of skipped parts of the policy file.
 
-    It runs on the machine of `gram serve`, so that both have the same `time.monotonic`.
+    The keeper runs on the machine of `gram serve`, so that both have the same `time.monotonic`.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class PolicyKeeper:
     def read(self) -> tuple[Policy, int, float]:
         """Returns (policy, number of skipped parts, age in seconds).
 
-        Raises RuntimeError before a confirmation.
+        Raises RuntimeError before the first confirmation.
         """
         if self._confirmed is None:
             raise RuntimeError("no policy was confirmed yet")
@@ -73,7 +74,7 @@ class PolicyKeeper:
 def follow(keeper: str, replica: ModelServer | Api) -> None:
     """Starts a thread that updates a replica's policy each second, and waits for the first update.
 
-    Raises RuntimeError without a policy, so that the replica does not start.
+    Raises RuntimeError if no policy is confirmed, so that the replica does not start.
     """
     actor, has_taken = ray.get_actor(keeper, NAMESPACE), threading.Event()
 
@@ -96,7 +97,7 @@ def follow(keeper: str, replica: ModelServer | Api) -> None:
 
 
 class Model(ModelServer):
-    """A replica with only those modules that some token is granted."""
+    """A replica that loads only modules that some token is granted."""
 
     def __init__(self, source: ModelSource, keeper: str):
         super().__init__(source)
@@ -108,7 +109,7 @@ class Model(ModelServer):
 
 
 class RemoteCompletions:
-    """Generates by a `Model` deployment. If it fails, rejects calls until the model answers."""
+    """Generates with `Model` replicas. After a failure, rejects calls until a replica answers."""
 
     def __init__(self, model: DeploymentHandle):
         self._model, self._streams = model, model.options(stream=True)
@@ -156,7 +157,7 @@ def is_cancelled(error: BaseException) -> bool:
 
 @serve.ingress()
 class Ingress:
-    """Answers HTTP. Each replica makes its `Api`, because tokenizers and locks do not pickle."""
+    """Answers HTTP. Each replica makes an `Api`, because tokenizers and locks cannot be pickled."""
 
     def __init__(
         self,
@@ -185,8 +186,7 @@ def application(
 ) -> serve.Application:
     """Builds the application for `serve.run`.
 
-    `max_requests` is the most open requests of a token, and `keeper` the name of the
-    `PolicyKeeper`.
+    `max_requests` limits the open requests of a token. `keeper` is the name of the `PolicyKeeper`.
     """
     # There is no access log, because the metrics count requests.
     deploy = partial(

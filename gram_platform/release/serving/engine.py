@@ -1,8 +1,8 @@
 """Runs a batch in a thread, so that new requests join without waiting for others to end.
 
 Between two steps, requests that ended, were abandoned or are late leave their rows. A group of new
-requests then takes free rows. Active rows wait while the prompts of the group are read. These have
-at most MAX_PROMPT_TOKENS together, unless the group has only one.
+requests then takes free rows. Active rows wait while the prompts of the group are read. Padded to
+equal length, the prompts have at most MAX_PROMPT_TOKENS, unless there is only one.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ class _Job:
 
 
 class Engine:
-    """Runs a batch in a thread, which calls the requests' `receive`. These must not block."""
+    """Runs a batch in a thread. The thread calls the requests' `receive`, which must not block."""
 
     def __init__(self, batch: Batch, limits: EngineLimits):
         self.limits, self._batch = limits, batch

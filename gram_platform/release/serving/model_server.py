@@ -78,11 +78,12 @@ class ModelServer:
     ) -> AsyncIterator[Delivery]:
         """Yields a request's deliveries. The first is empty, or final if the request is rejected.
 
-        Tokens are delivered several times a second, less often with `whole`. Without tokens, an
-        empty delivery is sent every `BEAT_S`, so a longer silence means that this process is lost.
+        Tokens are delivered several times a second, or less often with `whole`. If there are no
+        tokens, an empty delivery is sent every `BEAT_S`. A longer silence means that this process
+        is lost.
 
-        The grant is checked before every delivery, because the caller is not trusted, and because
-        an edited policy ends streams.
+        The grant is checked before every delivery, because the caller is not trusted and an edited
+        policy must end streams.
         """
         grant = self._find_grant(digest, profile)
         if isinstance(grant, str):
@@ -107,7 +108,7 @@ class ModelServer:
             self.engine.abandon(number)
 
     def _find_grant(self, digest: str, profile: str) -> Grant | str:
-        """Returns the current grant, or the end of a request that has none."""
+        """Returns the current grant, or without a grant the code that ends the request."""
         if not is_recent(self.confirmed_at):
             return UNCONFIRMED
         try:
@@ -116,7 +117,7 @@ class ModelServer:
             return FORBIDDEN
 
     async def _next(self, received: asyncio.Queue, whole: bool) -> Delivery:
-        """Joins the deliveries of a pause. Sending a delivery costs more than drawing a token."""
+        """Joins several deliveries, because sending a delivery costs more than drawing a token."""
         delivery, started = Delivery(), time.monotonic()
         with contextlib.suppress(TimeoutError):
             delivery = await asyncio.wait_for(received.get(), BEAT_S)

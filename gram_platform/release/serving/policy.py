@@ -93,7 +93,7 @@ class Policy:
         return match
 
     def grant(self, digest: str, profile: str | None = None) -> Grant:
-        """Grants a profile, or by default the token's. Raises NotGranted if the token lacks it."""
+        """Grants a profile or the token's default. Raises NotGranted if the token lacks it."""
         rule = self.holder(digest)
         if rule is None:
             raise NotGranted("token")
@@ -104,7 +104,7 @@ class Policy:
 
     @property
     def _profiles_of_tokens(self) -> dict[str, list[str]]:
-        """The modules of each profile that some token has."""
+        """Maps each profile that some token has to the modules of the profile."""
         names = {name for rule in self.tokens for name in rule.profiles}
         return {name: list(dict(weights)) for name, weights in self.profiles if name in names}
 
@@ -126,7 +126,7 @@ class Policy:
                     )
 
     def not_loaded(self, loaded: Collection[str]) -> dict[str, ValueError]:
-        """Returns an error for each profile of a token with a module that is not loaded."""
+        """Returns an error for each granted profile that has modules that are not loaded."""
         memory, errors = ", ".join(loaded) or "none", {}
         for name, modules in self._profiles_of_tokens.items():
             if missing := [module for module in modules if module not in loaded]:
@@ -135,7 +135,7 @@ class Policy:
         return errors
 
     def only(self, names: Collection[str]) -> "Policy":
-        """Returns the policy with only these profiles, and tokens whose default is among them."""
+        """Returns the policy with only these profiles. Drops tokens with other default profiles."""
         rules = [
             replace(r, profiles=tuple(p for p in r.profiles if p in names)) for r in self.tokens
         ]
@@ -145,9 +145,10 @@ class Policy:
 def update_policy(
     text: str, before: Policy, loaded: Collection[str]
 ) -> tuple[Policy, tuple[str, ...]]:
-    """Returns (a running server's policy after its file has changed, errors of skipped parts).
+    """Returns (policy, errors of skipped parts) for a running server whose policy file changed.
 
-    If no profile can be read, which `policy_text` rejects, the policy is `before` without tokens.
+    If no profile can be read, the policy is `before` without tokens. `policy_text` rejects such
+    text.
     """
     try:
         policy, errors = read_policy(text)
@@ -180,7 +181,7 @@ def parse_policy(text: str) -> Policy:
 
 
 def read_policy(text: str) -> tuple[Policy, list[str]]:
-    """Returns (a policy without the wrong parts, errors).
+    """Returns (a policy without the invalid parts, errors).
 
     Raises ValueError if no profile can be read.
     """

@@ -1,4 +1,4 @@
-"""Reads and replaces the policy's file, which only its owner and root may change."""
+"""Reads and replaces the policy file. Rejects a file that every user may change."""
 
 import fcntl
 import os
@@ -66,10 +66,10 @@ def policy_text(path: str) -> str:
 
 
 def _find_open_folder(path: Path) -> str:
-    """Returns a folder on the way to a file in which every user can replace an entry, or "".
+    """Returns a folder on a file's path where every user can replace an entry, or "".
 
-    Folders of links count too. With the sticky bit, as in /tmp, only the entry's owner can replace
-    it, who must be this user or root. On a read-only file system nobody can.
+    Folders on the paths of links count too. With the sticky bit, as in /tmp, only an entry's owner
+    can replace it, and must be this user or root. On a read-only file system nobody can.
     """
     steps = [path]
     while steps[-1].is_symlink():
@@ -100,9 +100,9 @@ def add_token(
 
 
 def edit_policy(path: str, change: Callable[[str], str]) -> None:
-    """Replaces a policy file's text by `change(text)` atomically, and keeps mode, owner and links.
+    """Replaces a policy file's text by `change(text)` atomically. Keeps mode, owner and links.
 
-    If the file has changed meanwhile, it is read again. Raises ValueError if it cannot be read or
+    If the file changes meanwhile, reads it again. Raises ValueError if the file cannot be read or
     replaced, or if the new text is not a policy.
     """
     real = Path(os.path.realpath(local_path("policy", path)))

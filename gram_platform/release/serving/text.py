@@ -1,4 +1,4 @@
-"""Converts a prompt to token ids, and tokens to text up to a stop."""
+"""Converts a prompt to token ids, and tokens to text up to a stop sequence."""
 
 from dataclasses import dataclass
 
@@ -32,9 +32,9 @@ class Vocabulary:
         return cls(tokenizer, max(ids.values()) + 1, context, end_of_text_id(tokenizer), longest)
 
     def prompt_ids(self, request: CompletionRequest) -> tuple[int, ...]:
-        """Returns the prompt's token ids, or for an empty prompt an end of text.
+        """Returns the prompt's token ids. An empty prompt becomes an end-of-text token.
 
-        Raises Refusal 400 for too many tokens, and for text or ids that the tokenizer lacks.
+        Raises Refusal 400 for too many tokens, unknown ids, and text that cannot be encoded.
         """
         # The model does not read the last drawn token.
         room = self.context + 1 - request.max_tokens
@@ -65,8 +65,8 @@ class Vocabulary:
 class TextStream:
     """Decodes tokens one delivery after another.
 
-    Holds back an incomplete character and text that may begin a stop. The text ends before a stop,
-    and `stopped` is then True.
+    Holds back an incomplete character, and text that may begin a stop sequence. The text ends
+    before the first stop sequence, and `stopped` becomes True.
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: tuple[str, ...]):
@@ -78,7 +78,7 @@ class TextStream:
         self._held = ""
 
     def add(self, tokens: tuple[int, ...], last: bool = False) -> str:
-        """Returns the text that is complete now, or with `last` all text that is left."""
+        """Returns the text that is now complete. With `last`, returns all remaining text."""
         self._new += [token for token in tokens if token != self._vocabulary.end_of_text]
         text = self._decode_new(last)
         if not self._stops or self.stopped:
