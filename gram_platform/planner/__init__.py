@@ -183,7 +183,7 @@ def needs(run: RunConfig, num_ranks: int, machine: Machine) -> Needs:
 
 
 def training_hours(run: RunConfig, machine: Machine) -> float:
-    """Estimates the hours, summed over ranks. Progress evaluations are at most 3% of them."""
+    """Estimates the training hours of all ranks. Progress evaluations are at most 3% of them."""
     return (run_flops(run) + run_evaluation_flops(run)) / training_rate(run.model, machine) / 3600
 
 

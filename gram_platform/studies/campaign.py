@@ -99,7 +99,8 @@ def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
     """Runs the searches that studies need before them.
 
     Returns (plan with the best trials' parameters, ids of the searches, exit code). The plan lacks
-    studies whose search is not complete. In a dry run, these studies keep the preset's parameters.
+    studies whose search is not complete. In a dry run, these studies stay, with the preset's
+    parameters.
     """
     ready, ids, code = [], set(), DONE
     for part in plan.studies:

@@ -104,7 +104,7 @@ def at(size: Size, cell: Cell) -> Size:
 
 
 def objective(final: Mapping[str, float]) -> dict[str, float]:
-    """Returns a run's `loss`, `core` and `auxiliary`, in nats a token.
+    """Returns a run's `loss`, `core` and `auxiliary`, in nats per token.
 
     `final` has losses under validation/loss/DOMAIN. Raises ValueError unless they are finite.
     """

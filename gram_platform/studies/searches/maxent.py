@@ -62,7 +62,7 @@ def maxent_at(setting: Setting, point: Point) -> Unlearning:
 
 
 def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
-    """Returns the run and the evaluation of a point. A study with these parameters has the same."""
+    """Returns a point's run and evaluation, the same nodes as in a study with these parameters."""
     maxent = maxent_at(setting, point)
     options = replace(setting.options, maxent=maxent, maxent_profiles=(), elicitation=None)
     profile = name_profiles(setting)[point[PROFILE]]
@@ -173,7 +173,7 @@ class MaxEntSearch:
         ]
 
     def problem(self, search: SearchPlan, store: Store) -> "MaxEntSearch":
-        """Adds the baselines' references. Raises ValueError if no baseline is complete."""
+        """Adds references fitted to the baselines. Raises ValueError if no baseline is complete."""
         evaluations, curves = baseline_frames(store, search.baselines)
         references = references_of(evaluations, curves, self.settings[0].size.name)
         return replace(self, references=references)
@@ -298,7 +298,7 @@ def at_edge(space: Space, point: Mapping[str, float]) -> str:
 
 
 def default_objectives(problem: MaxEntSearch, store: Store) -> dict[str, float]:
-    """Returns each profile's objective at the preset's parameters, if a study has run them."""
+    """Returns the objective at the preset's parameters, by profile that a study has run."""
     objectives = {}
     for profile in problem.profiles:
         point = {PROFILE: profile, **default_values(problem.settings[0])}
