@@ -23,8 +23,9 @@ Check = tuple[str, Callable[[], object]]
 def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
     """Read everything in a storage and compare it with its hashes, without changing anything.
 
-    The exit code is 1 if something is lost, or was made from other weights than its run has now. It
-    is 2 if nothing is lost but files may not be read. MLflow's files and the site are not read.
+    The exit code is 1 if something is lost or damaged, or if a run's weights have changed since a
+    result was computed from them. It is 2 if the only problem is missing permission to read files.
+    MLflow's files and the site are not checked.
 
     Args:
         exports: folders of `gram export` to check too
@@ -59,7 +60,10 @@ def _problems(check: Callable[[], object]) -> list[str]:
 
 
 def _checks(store: Store, unknown: list[str]) -> Iterator[Check]:
-    """Yields all checks of a storage. They add results without a known source to `unknown`."""
+    """Yields all checks of a storage.
+
+    A check adds the id of a result to `unknown` if the result does not name its source weights.
+    """
     if store.is_local:
         for path, kind in special_entries(store.root):
             yield f"{kind} in the storage", partial(_refuse, path, kind)
@@ -111,9 +115,9 @@ def _read_data(store: Store, data_id: str) -> None:
 
 
 def _read_run(run: RunDirectory) -> None:
-    """Reads a run's metrics, and its weights if it has a result, otherwise its checkpoints.
+    """Reads a run's metrics and weights. If it has no result, reads its checkpoints instead.
 
-    Weights that were removed on purpose are not missing.
+    Weights that were removed on purpose do not count as missing.
     """
     from gram_platform.store.shards import read_checkpoint
 

@@ -27,13 +27,14 @@ def prepare_command(
 
     Args:
         corpus: the corpus to pack
-        out: folder in which the packed corpus gets a subfolder named by its data_id
-        core_label: the label of core, or several with commas; default: core, or the catalog's
+        out: folder for the packed corpus, in a subfolder named after the data_id
+        core_label: label of core, or several separated by commas; default: core, or the catalog's
         seq_len: tokens per sequence
         vocab_size: size of a tokenizer trained on the corpus, or an upper bound for a given one
         tokenizer: a tokenizer.json or a name on the hub; default: train one on the corpus
-        core_tokens: on the hub, tokens of core to download; default: the catalog's
-        aux_share: on the hub, tokens of all auxiliary labels over core's; default: the catalog's
+        core_tokens: tokens of core to download from the hub; default: the catalog's number
+        aux_share: tokens of all auxiliary labels to download from the hub, divided by core's;
+            default: the catalog's number
         core_tokenizer: train the tokenizer only on core's text
         check_only: open one record of every source, validate its fields, and count the labels; pack
             nothing

@@ -41,8 +41,8 @@ def open_existing(storage: str) -> Store:
 def find_run(store: Store, text: str) -> str:
     """Returns the id of the run or import whose id or name in `gram status` begins with `text`.
 
-    Ids come before whole names, and whole names before beginnings. Raises ValueError for none or
-    several.
+    A matching id takes precedence over a full name, and a full name over the beginning of a name.
+    Raises ValueError if no run or several runs match.
     """
     try:
         return store.find_run(text)

@@ -48,16 +48,16 @@ def eval_command(
 ) -> None:
     """Score profiles of a run on tasks of the LM Evaluation Harness (needs the extra `eval`).
 
-    Scores are stored and reused. If a small model only guesses, compare the bits a byte of the
-    right answers, not its accuracy.
+    Scores are stored and reused. If a small model only guesses, the accuracy says little. Then
+    compare the bits per byte of the right answers.
 
     Args:
         run_id: a complete run, by the beginning of its id or name
         tasks: names of tasks, such as wmdp_bio mmlu hellaswag
         profiles: profiles to compare: core, core+virology, all
         include_path: folder with task files (.yaml) of your own
-        limit: number of documents of each task, from the first (default: all)
-        num_fewshot: examples before each question (default: as the task says)
+        limit: number of documents of each task, starting with the first (default: all)
+        num_fewshot: examples before each question (default: the task's number)
         device: cpu or cuda
         precision: float32 or bfloat16
         out: a .csv file for the table
@@ -106,14 +106,15 @@ def export_command(
     Args:
         run_id: a complete run or imported model, by the beginning of its id or name
         out: a new or empty folder
-        modules: modules to switch on, such as virology,lisp=0.5; "" is only core
+        modules: modules to switch on, such as virology,lisp=0.5; "" is core alone
         all_modules: switch on every module
         sources: virology=RUN_ID, for modules that several branches have trained (FT-LoRA, FT-MLP)
         dtype: data type of the checkpoint
-        max_file_gb: the largest size of a file; a larger checkpoint is split
-        check: own reads the files back by layers; transformers also loads them with that library
-        push: ORG/NAME, a model of the Hugging Face hub for the checkpoint; a new model is private
-        register: name of a model in MLflow's registry, of which the checkpoint becomes a version
+        max_file_gb: the largest size of a file; a larger checkpoint is split into several files
+        check: `own` reads the files back layer by layer; `transformers` also loads them with the
+            library transformers
+        push: ORG/NAME of the Hugging Face repository to upload to; a new repository is private
+        register: name of a model in MLflow's registry, which gets the checkpoint as a new version
     """
     from gram_platform.release.card import card_subject, card_text
     from gram_platform.release.export import CARD, RECORD, ExportRequest, export_view
@@ -182,7 +183,7 @@ def import_command(
     Args:
         checkpoint: a folder with config.json and safetensors files
         storage: folder or URL of the storage; created if absent
-        seq_len: sequence length of later runs; default: all the model's positions
+        seq_len: sequence length of later runs; default: the model's maximum
     """
     from gram_platform.release.importing import import_checkpoint, read_config
 
@@ -218,24 +219,25 @@ def serve_command(
     threads: int = 1,
     ray_address: Text = "",
 ) -> None:
-    """Serve a run over HTTP, with the modules that a caller's token allows. Ctrl-C stops it.
+    """Serve a run over HTTP, with the modules that a caller's token allows, until Ctrl-C.
 
     Args:
         run_id: a complete run, such as a GRAM run
         policy: the file that maps tokens to profiles and profiles to modules
         host: address to listen on; the default serves only this machine, so a container behind a
-            proxy needs another
-        port: port to listen on; 0 takes a free one
+            proxy needs another address
+        port: port to listen on; 0 picks a free port
         replicas: processes that each hold the model
-        rows: completions that one replica continues at once
-        waiting: further requests that may wait; more are refused with status 429
-        max_requests: requests of a token at work or waiting, unless its policy has another number;
-            more are refused with 429
+        rows: completions that one replica generates at once
+        waiting: further requests that may wait; the rest are rejected with status 429
+        max_requests: running and waiting requests of a token, unless the policy sets another number
+            for the token; the rest are rejected with status 429
         deadline: seconds after which a request is abandoned
         precision: float32 or bfloat16
         device: cpu or cuda
         threads: CPU threads of a replica
-        ray_address: a Ray whose head is this machine; default $RAY_ADDRESS, else a private one
+        ray_address: a Ray cluster whose head is this machine; default: $RAY_ADDRESS, else a private
+            cluster
     """
     from gram_platform.release.serving.command import Service, load_granting, serve_until_stopped
     from gram_platform.release.serving.engine import EngineLimits
@@ -272,12 +274,12 @@ def token_command(
     """Make a token, add its hash to a policy, and print the token, which is not stored.
 
     Args:
-        name: the owner, for people and logs
+        name: the owner's name, for the policy and logs
         profiles: profiles of the policy that the token may use
         policy: the policy's file, which must define the profiles
         default: the profile of a request that names none; required with several profiles
         metrics: whether the token may read /metrics
-        max_requests: the token's requests at work or waiting; default: as `gram serve` has it
+        max_requests: running and waiting requests of the token; default: that of `gram serve`
     """
     from gram_platform.release.serving.policy_file import add_token
 

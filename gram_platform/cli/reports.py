@@ -1,6 +1,6 @@
 """Prints and writes the results of `gram report` and `gram replicate`.
 
-Its imports take seconds, because of MLflow, pandas and plotly.
+Importing this module takes seconds, because it imports MLflow, pandas and plotly.
 """
 
 import io
@@ -93,9 +93,9 @@ def say_files(paths: Mapping[str, str]) -> None:
 
 
 def report_from_mlflow(study: str, tracking_uri: str, out: str, as_json: bool = False) -> None:
-    """Prints a study's tables, fits and claims, and writes its files if there is a folder `out`.
+    """Prints a study's tables, fits and claims, and writes its files to `out` unless that is "".
 
-    Raises ValueError for a study that MLflow lacks, and for an `out` that cannot be written. Raises
+    Raises ValueError if MLflow does not have the study, or if `out` cannot be written. Raises
     TrackingUnavailable if MLflow cannot be reached.
     """
     folder = local_path("out", out)
@@ -116,10 +116,11 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str, as_json: bool = 
 
 
 def write_replicated(folder: str, out: str, is_beside: bool) -> None:
-    """Analyses the losses in `folder`, by default the published losses, and writes each study.
+    """Analyses losses, and writes the tables and the report of each study.
 
-    The folder `out` becomes a storage without runs. Raises ValueError for losses that cannot be
-    read, and for an `out` that cannot be written, before the first fit.
+    The losses are those in `folder`, or the published losses if that is "". The folder `out`
+    becomes a storage without runs. Raises ValueError before the first fit if the losses cannot be
+    read or `out` cannot be written.
     """
     started, place, prepared = time.monotonic(), str(local_path("out", out)), []
     if folder:

@@ -1,6 +1,6 @@
 """Implements `gram run`, which runs studies and searches by name, and `gram list`.
 
-torch, Ray and MLflow are imported when a study is run, so lists and help come fast.
+torch, Ray and MLflow are imported when a study is run, so that lists and help appear quickly.
 """
 
 import inspect
@@ -47,7 +47,7 @@ def run_named(name: str, arguments: list[str]) -> None:
 
 
 def run_with_studies() -> Any:
-    """Returns `gram run` for the shell's completion, with a command for each study."""
+    """Returns the form of `gram run` for shell completion, with a subcommand for each study."""
     forms = {}
     for name in study_names():
         study = find_study(name)
@@ -58,7 +58,7 @@ def run_with_studies() -> Any:
 
 
 def list_with_kinds() -> Any:
-    """Returns `gram list` for the shell's completion, with a command for each kind."""
+    """Returns the form of `gram list` for shell completion, with a subcommand for each kind."""
     return _subcommands({what: partial(list_command, what) for what in LISTINGS})
 
 
@@ -93,9 +93,9 @@ def list_command(
     """List what `gram run` can use: studies, methods, presets, corpora, sizes or mixtures.
 
     Args:
-        what: what to list; sizes have layers, widths and parameters, and mixtures have the tokens
-            and shares of the hub's datasets in presets
-        study: presets, sizes and mixtures only of this study (default: of all)
+        what: what to list; sizes shows layers, widths and parameters, and mixtures shows the tokens
+            and shares of the hub datasets in presets
+        study: the study whose presets, sizes or mixtures are listed (default: all studies)
     """
     of_study = what in ("presets", "sizes", "mixtures")
     rows = list(LISTINGS[what](study) if of_study else LISTINGS[what]())

@@ -41,14 +41,14 @@ def status_command(
 ) -> None:
     """List every run of a storage: state, step, speed, and what unfinished runs still need.
 
-    Runs are sorted by study, size, method, profile and seed. A run of several studies is
-    listed under all their names. More than 200 runs are counted by study, size, method and state,
-    and only failed and interrupted runs are listed. The last lines name machines that a study's
-    last submission avoids, because a device failed its test.
+    Runs are sorted by study, size, method, profile and seed. A run of several studies is listed
+    under all their names. Beyond 200 runs, only failed and interrupted runs are listed, and all
+    runs are counted by study, size, method and state. The last lines name machines that a study's
+    last submission avoids, because one of their devices failed a test.
 
     Args:
         study: a submitted study, to list only its runs (default: all)
-        machine: machine for the expected hours
+        machine: machine for which the remaining hours are estimated
         full: list every run, however many there are
     """
     store = open_existing(storage)
@@ -124,9 +124,10 @@ def _studies_of(store: Store) -> dict[str, list[str]]:
 
 
 def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple[str]:
-    """Returns a text about what a run still needs, its hours left, and its most bytes in storage.
+    """Estimates what an unfinished run still needs.
 
-    If the config cannot be read, returns only a text.
+    Returns (text, hours left, most bytes in storage). If the config cannot be read, returns
+    (text,).
     """
     try:
         config = run.config_as(run_from_plain)
@@ -154,7 +155,7 @@ def _where(run: RunDirectory, state: State) -> str:
 
 
 def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJson = False) -> None:
-    """Show what a storage knows of a run or an evaluation: state, studies, config, result, times.
+    """Show all facts about a run or an evaluation: state, studies, config, result, times.
 
     Args:
         node_id: a run or an evaluation, by the beginning of its id
@@ -213,7 +214,7 @@ def compare_command(
 
 
 def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
-    """Remove weights of finished attacks that nothing needs, and leftovers of killed processes.
+    """Remove unneeded weights of finished attacks, and leftovers of killed processes.
 
     The losses of the attacks stay.
 
@@ -256,9 +257,10 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
 
 
 def _find_needed_view(node: RunDirectory | EvaluationDirectory) -> View | None:
-    """Returns the view that a node without a result needs, or None.
+    """Returns the view from which an unfinished node is computed.
 
-    Raises ValueError for a config that cannot be read.
+    Returns None if the node is complete, has no config or needs no view. Raises ValueError if the
+    config cannot be read.
     """
     if node.result() is not None or not node.folder.exists(CONFIG):
         return None

@@ -20,12 +20,12 @@ def sync_command(
 ) -> None:
     """Send runs, evaluations and trials to MLflow, or write runs for another tracker.
 
-    Sending again changes nothing.
+    Running the command again changes nothing.
 
     Args:
-        to: mlflow, or a tracker that gets only curves in --folder: tensorboard, wandb (`wandb sync`
-            uploads them) or a package's own
-        folder: folder for another tracker than MLflow
+        to: mlflow, or a tracker whose files in --folder have only curves: tensorboard, wandb
+            (`wandb sync` uploads the files) or the tracker of an installed package
+        folder: folder for the files of a tracker other than MLflow
     """
     store = open_existing(storage)
     if to != "mlflow":
@@ -60,12 +60,12 @@ def report_command(
 ) -> None:
     """Rebuild a study's table and report; without a study, the index of all reports.
 
-    With --tracking-uri the results are read from MLflow. If the storage lacks the study, its files
-    are written into --out, if given.
+    With --tracking-uri, the results are read from MLflow, even for a study that is not in the
+    storage. The files of that study are written to --out, if given.
 
     Args:
         study: name of a submitted study, such as scaling (default: the index of all reports)
-        out: folder of the files of a study that the storage lacks
+        out: folder for the files of a study that is not in the storage
     """
     if not study:
         for flag, value in (("out", out), ("tracking_uri", tracking_uri)):
@@ -110,10 +110,10 @@ def replicate_command(
     """Make tables, claims and reports from losses measured elsewhere, without training.
 
     Args:
-        folder: folder with losses.csv and curves.jsonl, in the format of the documents (Numbers
-            that were measured elsewhere); default: the per-seed ratios of the paper's authors
-        out: folder of the reports and tables, which becomes a storage
-        beside_published: leave out the published points, shown where study and method are the same
+        folder: folder with losses.csv and curves.jsonl (format: see Numbers that were measured
+            elsewhere in the documents); default: the per-seed ratios of the paper's authors
+        out: folder for the reports and tables, which becomes a storage
+        beside_published: leave out the published results of the same study and methods
     """
     from gram_platform.cli.reports import write_replicated
 

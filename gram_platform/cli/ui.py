@@ -38,11 +38,11 @@ PR_SET_PDEATHSIG = 1
 def ui_command(storage: Storage = "", port: Number = 0) -> None:
     """Open MLflow for a storage in a browser, at the newest study, and serve it until Ctrl-C.
 
-    Links of reports find MLflow at every port. It listens only on this machine.
+    Links in reports work with every port. MLflow listens only on this machine.
 
     Args:
         storage: folder of the storage
-        port: where MLflow listens (default: 5000, or another one if that is taken)
+        port: port of MLflow (default: 5000, or another port if 5000 is taken)
     """
     require_int("port", port, 0, 65_535)
     store = open_existing(storage)
@@ -75,7 +75,7 @@ def ui_command(storage: Storage = "", port: Number = 0) -> None:
 
 @contextmanager
 def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen]:
-    """Runs MLflow's server with its workers during a block."""
+    """Context manager that runs MLflow's server, and ends the server with its workers."""
     from gram_platform.tracking.database import database_uri
 
     def end_with_parent() -> None:
@@ -126,7 +126,10 @@ def _answers(server: subprocess.Popen, address: str) -> bool:
 
 
 def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
-    """Returns the newest study and the address of its charts, or the address of all runs."""
+    """Returns (", STUDY", address of the study's charts) for the newest study in MLflow.
+
+    If MLflow has none, returns ("", address of all runs).
+    """
     from gram_platform.tracking import Tracker, TrackingUnavailable
     from gram_platform.tracking.database import database_uri
 

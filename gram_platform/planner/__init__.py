@@ -119,9 +119,9 @@ PUBLISHED_RATES = {
 
 
 def utilisation_of(machine: str, parameters: int) -> Utilisation:
-    """Returns the utilisation that was measured nearest to this number of parameters, by ratio.
+    """Returns the measured utilisation of the model whose size is nearest by ratio.
 
-    A GPU borrows the rows of BORROWED for sizes that it lacks.
+    For sizes that were not measured on a GPU, the rows of BORROWED are used.
     """
     rows = [row for row in UTILISATIONS if row.machine == machine]
     if machine != "cpu":
@@ -132,7 +132,7 @@ def utilisation_of(machine: str, parameters: int) -> Utilisation:
 
 @dataclass(frozen=True)
 class Passes:
-    """How a rank runs its share of a micro-batch, and the memory that it needs."""
+    """How a rank runs its share of a micro-batch, and the memory that the rank needs."""
 
     num_passes: int
     # The number of micro-batches in one pass.
@@ -154,7 +154,7 @@ class Needs:
     gpu_hours: float
 
     def disk_bytes(self, num_kept: int) -> int:
-        """Returns the bytes of the kept checkpoints, and of a new checkpoint or the result."""
+        """Counts the bytes of `num_kept` checkpoints and of a new checkpoint or a larger result."""
         return num_kept * self.checkpoint + max(self.checkpoint, self.result)
 
 
@@ -183,17 +183,17 @@ def needs(run: RunConfig, num_ranks: int, machine: Machine) -> Needs:
 
 
 def training_hours(run: RunConfig, machine: Machine) -> float:
-    """Estimates the hours of all ranks together. Progress evaluations take at most 3% more."""
+    """Estimates the training hours of all ranks. Progress evaluations are at most 3% of them."""
     return (run_flops(run) + run_evaluation_flops(run)) / training_rate(run.model, machine) / 3600
 
 
 def estimate_hours(node: Node, machine: Machine) -> float:
-    """Estimates the machine hours of a run. An evaluation is short, and has 0."""
+    """Estimates the machine hours of a run. Returns 0 for an evaluation, which is short."""
     return training_hours(node.config, machine) if isinstance(node.config, RunConfig) else 0.0
 
 
 def evaluation_hours(nodes: Iterable[Node], runs: Mapping[str, Node], machine: Machine) -> float:
-    """Estimates the machine hours of the evaluations among the nodes. `runs` are by id."""
+    """Estimates the machine hours of the evaluations in `nodes`. `runs` maps ids to runs."""
     seconds = 0.0
     for evaluation in (node.config for node in nodes if not isinstance(node.config, RunConfig)):
         run = runs[evaluation.view.run_id].config
@@ -230,7 +230,8 @@ def fits(
 ) -> bool:
     """Returns whether a rank's peak memory is within USABLE_MEMORY of the machine.
 
-    A rank divides its share of a micro-batch into `num_passes`, or if this is 0 into any number.
+    A rank runs its share of a micro-batch in `num_passes` passes. If `num_passes` is 0, it is
+    enough that one possible number of passes fits.
     """
     possible = (num_passes,) if num_passes else reversed(possible_passes(run, num_ranks, machine))
     needed = (rank_memory(run, num_ranks, checkpointing, machine.device, n).total for n in possible)
@@ -240,7 +241,7 @@ def fits(
 def plan_passes(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
 ) -> Passes:
-    """Chooses a rank's passes by the machine's memory, and estimates its memory on the device."""
+    """Chooses a rank's passes by the memory of `machine`. Estimates their memory on `device`."""
     merged = choose_num_merged(run, num_ranks, machine, checkpointing)
     passes = choose_num_passes(run, num_ranks, machine, checkpointing) if merged == 1 else 1
     memory = rank_memory(run, num_ranks, checkpointing, device, passes, merged)
@@ -252,7 +253,7 @@ def choose_num_passes(
 ) -> int:
     """Returns the fewest passes of a rank's share of a micro-batch that fit into memory.
 
-    If none fit, returns the most possible passes.
+    If no number fits, returns the largest possible number.
     """
     possible = possible_passes(run, num_ranks, machine)
     return next(
@@ -277,8 +278,8 @@ def choose_num_merged(
     """Returns how many micro-batches share a pass, so that a window has the fewest passes.
 
     A pass must fit into memory. On a single rank, which gathers no weights, it has at most
-    MOST_MERGED_TOKENS. A pass has one micro-batch on a CPU, which gains nothing by more (FINDINGS),
-    and for RMU, which keeps one pass's activations.
+    MOST_MERGED_TOKENS. Returns 1 on a CPU, where larger passes gain nothing (FINDINGS), and for
+    RMU, which keeps one pass's activations.
     """
     tokens, window = run.micro_batch * run.model.seq_len, run.micro_batches_per_step
     if machine.device != "cuda" or run.objective.kind == MISDIRECTION:
@@ -293,14 +294,14 @@ def choose_num_merged(
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits on machine hours and on their cost, over all submissions. 0 is no limit."""
+    """Limits on machine hours and on their cost, over all submissions. 0 means no limit."""
 
     max_hours: float
     max_cost: float
     dollars_per_hour: float
 
     def name_reached_limit(self, hours: float) -> str:
-        """Describes the limit that this number of machine hours reaches, or returns ""."""
+        """Describes the limit that `hours` reaches, or returns ""."""
         if self.max_hours and hours >= self.max_hours:
             return f"{hours:.2f} machine hours are used, max_hours is {self.max_hours:g}"
         if self.max_cost and hours * self.dollars_per_hour >= self.max_cost:

@@ -55,7 +55,7 @@ class Weight:
         return math.prod(self.shape)
 
     def shard(self, rank: int, num_ranks: int) -> int:
-        """Counts the values of a rank's rows, by torch.chunk along dimension 0.
+        """Counts the values in the rows that torch.chunk gives to a rank.
 
         Rank 0 has the most rows, and FSDP2 pads the other ranks' rows to the same number.
         """
@@ -143,11 +143,12 @@ def count_saved_bytes(
     kernel: str,
     is_mixed: bool = False,
 ) -> tuple[list[int], int]:
-    """Counts the bytes that a token keeps for the backward pass, (by layer, outside the layers).
+    """Counts the bytes that are kept for the backward pass of a token.
 
-    `width` is the bytes of a value in the forward pass. `active` are the domains of the active
-    modules, and `trained` the trained parameter sets, of a route or of a pass of mixed routes
-    (`is_mixed`). In a mixed pass, modules copy the sequences that they read.
+    Returns (bytes in each layer, bytes outside the layers). `width` is the bytes of a value in the
+    forward pass. `active` has the domains of the active modules, and `trained` has the trained
+    parameter sets. Both describe one route, or a pass of mixed routes if `is_mixed`. In a mixed
+    pass, modules copy the sequences that they read.
     """
     shared, core = SHARED in trained, CORE_MLP in trained and config.d_mlp > 0
     modules_trained = any(module_set(d) in trained for d in active)
@@ -251,9 +252,10 @@ def _mlps(
 
 
 def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: int) -> int:
-    """Counts the bytes of logits, their gradient and float32 tensors at the peak of the losses.
+    """Counts the bytes of logits, their gradient and float32 tensors at the peak of the loss.
 
-    FLOAT_LOGITS are kept for all tokens, tensors of cross entropy for a part of them at a time.
+    The objectives in FLOAT_LOGITS keep float32 tensors for all tokens. Cross entropy keeps them for
+    only a part of the tokens at a time.
     """
     values = num_tokens * config.vocab_size
     part = _float_values(values, width) if width != FLOAT_BYTES else 0
@@ -262,7 +264,7 @@ def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: in
 
 
 def _float_values(num_values: int, width: int) -> int:
-    """Counts the float32 values that log-softmax and converted logits hold at the same time."""
+    """Counts the float32 values of the log-softmax and of the logits converted for it."""
     return min(num_values, LOGITS_AT_ONCE["cuda"]) * (1 + (width != FLOAT_BYTES))
 
 
@@ -315,8 +317,8 @@ def rank_memory(
 ) -> Memory:
     """Estimates the memory of the first rank, which has the most rows of every parameter.
 
-    The arguments are those of `Learner`. A compiled run needs no more, because its loss moves no
-    float32 logits, and it runs as estimated if compiling fails.
+    The arguments are those of `Learner`. A compiled run needs no more memory, because its loss
+    stores no float32 logits. If compiling fails, the run continues uncompiled, as estimated.
     """
     width, sharing = BYTES[run.precision], sharing_of(run.model, run.precision, num_ranks, device)
     kernel, batch = model_kernel(device, width, run.model), evaluation_batch(run.model, device)
@@ -412,8 +414,8 @@ def _num_gathered(
 ) -> int:
     """Counts the values that are gathered at the same time.
 
-    They are those of the embedding or the head, of a block and of the next block. With `keeps` the
-    embedding, the head and all blocks stay gathered.
+    A rank gathers the embedding or the head, a block and the next block. If `keeps`, the embedding,
+    the head and all blocks stay gathered.
     """
     groups: Counter[str] = Counter()
     for weight in weights:
@@ -434,13 +436,13 @@ def _gradients(
     is_each_reduced: bool,
     device: str,
 ) -> tuple[int, int]:
-    """Returns bytes of gradients, (accumulated over a window, added at a backward pass's end).
+    """Returns (bytes of accumulated gradients, bytes added at the end of a backward pass).
 
     On one process, a backward pass makes gradients in the computing precision, and adds them to
-    float32 gradients (on a GPU set by set, converted to float32). With several ranks, each rank
-    keeps whole float32 gradients until the window's last pass. This pass reduces gradients group by
-    group, and the embedding last, with its new gradient and a float32 copy to scatter. If every
-    pass is reduced, a rank keeps only its rows.
+    float32 gradients. A GPU first converts one parameter set at a time to float32. With several
+    ranks, each rank keeps whole float32 gradients until the window's last pass. The last pass
+    reduces one group after another. The embedding comes last, with its new gradient and a float32
+    copy to scatter. If every pass is reduced, a rank keeps only the gradients of its rows.
     """
     whole = FLOAT_BYTES * _num_values(trained)
     last = _num_values(w for w in trained if w.group == EMBEDDING)

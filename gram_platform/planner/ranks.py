@@ -51,7 +51,7 @@ def _divisors(run: RunConfig) -> list[int]:
 class Ranks:
     """How many ranks each run of a study gets.
 
-    AUTO is the fewest ranks that fit into memory, until `StudyWork.choose` replaces it.
+    AUTO means the fewest ranks that fit into memory, until `StudyWork.choose` replaces AUTO.
     """
 
     number: int = 1
@@ -75,7 +75,7 @@ class Ranks:
     def of(self, run: RunConfig, size: str) -> int:
         """Returns a run's number of ranks, which divides its micro-batch.
 
-        Raises ValueError if AUTO finds no number whose memory suffices.
+        Raises ValueError for AUTO if the run fits into memory on no number of ranks.
         """
         if number := dict(self.of_run).get(run.run_id):
             return number
@@ -87,7 +87,7 @@ class Ranks:
         return fewest
 
     def choices(self, run: RunConfig, size: str) -> tuple[int, ...]:
-        """Lists the numbers of ranks that a run may have, the most first."""
+        """Lists the numbers of ranks that a run may have, the largest first."""
         fewest = self.of(run, size)
         most = dict(self.most).get(size if size in dict(self.of_size) else "", fewest)
         return (*(n for n in range(most, fewest, -1) if run.micro_batch % n == 0), fewest)
@@ -100,11 +100,11 @@ class Ranks:
 def exchange_hours(
     run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False
 ) -> float:
-    """Estimates the hours of all ranks together in which they gather weights and reduce gradients.
+    """Estimates the hours of gathering weights and reducing gradients, summed over ranks.
 
     `train/sharding.py` gathers a block before its forward and its backward pass, unless weights
-    stay gathered. It reduces gradients once a window or in every pass. The estimate is an upper
-    bound, because ranks compute during most of this time.
+    stay gathered. It reduces gradients once per window or in every pass. The estimate is an upper
+    bound, because most exchanges overlap with computation.
     """
     if num_ranks == 1:
         return 0.0
@@ -141,7 +141,7 @@ class RunGroup(NamedTuple):
 
 
 def one_rank_hours(nodes: Sequence[Node], machine: Machine) -> dict[str, float]:
-    """Estimates the hours of each run and evaluation on one rank by id, including NODE_S."""
+    """Returns the estimated hours of each node on one rank, by node id. NODE_S is included."""
     runs = {node.id: node for node in nodes if node.is_run}
     return {
         node.id: NODE_S / 3600
@@ -175,14 +175,14 @@ class StudyWork:
         self._added: dict[tuple[RunGroup, int], float] = {}
 
     def choose(self, num_slots: int, begun: Mapping[str, int] = NONE_BEGUN) -> Ranks:
-        """Returns the ranks with a number for every size.
+        """Chooses the number of ranks of every size.
 
         Each size gets the number of ranks with which the study ends first, or the fewest of equally
         good numbers. A number must fit into memory and cost at most MOST_HOURS times the fewest
-        GPU-hours. `num_slots` is the number of GPUs of the cluster, or 0 if it grows with the
-        demand. `begun` are the ranks of runs that have begun, by id, which they keep. Raises
-        ValueError if a size fits on no number of ranks up to `num_slots`, or not on the number that
-        the user gave.
+        GPU-hours. `num_slots` is the number of GPUs of the cluster, or 0 if the cluster grows with
+        the demand. `begun` maps the ids of runs that have begun to their ranks, which stay. Raises
+        ValueError if a size fits on no number of ranks up to `num_slots`, or does not fit on the
+        number that the user gave.
         """
         self.require_memory()
         hours: dict[str, float] = defaultdict(float)
@@ -234,7 +234,7 @@ class StudyWork:
         return self.machine.memory_bytes * (self.share if num_ranks == 1 else 1.0)
 
     def _possible(self, size: str, num_slots: int) -> list[int]:
-        """Lists the numbers of ranks that fit a size at acceptable cost, the fewest first."""
+        """Lists the numbers of ranks on which a size fits at an acceptable cost, ascending."""
         runs = [run for group, run in self._largest.items() if group.size == size]
         widest = max(runs, key=lambda run: run.micro_batch)
         numbers = [n for n in _divisors(widest) if all(self._fits(run, n) for run in runs)]
@@ -275,7 +275,7 @@ class StudyWork:
     def forecast(
         self, num_slots: int, ranks: Ranks | None = None, done: Collection[str] = ()
     ) -> Forecast:
-        """Predicts how long the nodes that are not done take, if no machine crashes.
+        """Predicts how long the unfinished nodes take if no machine crashes.
 
         `num_slots` is as in `choose`. Raises ValueError if a node needs more slots.
         """
@@ -303,14 +303,14 @@ def predict_makespan(
 ) -> float:
     """Returns the hours from the start of a study until its last node ends.
 
-    `hours` are by node id. `ranks` are the GPUs or CPU slots that a node occupies, by id, 1 by
-    default. Raises ValueError if a node has more ranks than `num_slots`.
+    `hours` maps ids to hours. `ranks` maps ids to the GPUs or CPU slots that a node occupies, by
+    default 1. Raises ValueError if a node has more ranks than `num_slots`.
 
     A node can start once the runs that it needs have ended and enough slots are free. Needed runs
-    that are not among `nodes` count as done. The order is the engine's, which is evaluations first,
-    then the runs with the most ranks, then the runs that begin the longest chain of hours. If a
-    node does not fit, the next node that fits starts. Unlike in the engine, each evaluation is a
-    task of its own.
+    that are not among `nodes` count as done. Nodes start in the engine's order. Evaluations come
+    first, then the runs with the most ranks, then the runs that begin the longest chain of hours.
+    If a node does not fit, the next node that fits starts. Unlike in the engine, each evaluation is
+    a separate task.
     """
     widths = {node.id: (ranks or {}).get(node.id, 1) for node in nodes}
     widest = max(widths.values(), default=1)

@@ -57,9 +57,10 @@ def with_nodes(part: StudyPlan) -> StudyPlan:
 
 
 def _choose_variants(preset: Preset, recipe: CorpusRecipe) -> tuple[Variant, ...]:
-    """Returns variants with the true labels and with the wrong labels of the corpus or the flags.
+    """Returns a variant with true labels and a variant with wrong labels.
 
-    Without wrong labels, returns the preset's variants.
+    The wrong labels are those of the corpus or of the flags. Without wrong labels, returns the
+    preset's variants.
     """
     true = Variant("1", restore_true_labels)
     if any(pool.seen_as != pool.domain for pool in recipe.domains_from):
@@ -88,9 +89,9 @@ def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Pres
 def recipes_of(
     preset: Preset, choice: Choice, named: dict[str, CorpusRecipe]
 ) -> dict[Variant, dict[str, CorpusRecipe]]:
-    """Returns the corpora by variant and size, for variants that have enough labels.
+    """Returns the corpora by variant and size, for variants for which there are enough labels.
 
-    `named` are the corpora with all labels. Raises ValueError if no variant has enough labels.
+    `named` has the corpora with all labels by size. Raises ValueError if no variant is left.
     """
     recipe = next(iter(named.values()))
     has_core, recipes = choice.core_label or CORE in recipe.domain_of, {}
@@ -165,9 +166,10 @@ def _require_searched(search_id: str, setting: Setting) -> None:
 def resolve_corpora(
     preset: Preset, choice: Choice, core_labels: tuple[str, ...] = ()
 ) -> dict[str, CorpusRecipe]:
-    """Returns each size's recipe of the corpus, which is the same unless it grows with the size.
+    """Returns the corpus recipe of each size.
 
-    `core_labels` overrides `--core-label`. Raises ValueError if no auxiliary domain is left.
+    All sizes have the same recipe, unless the corpus grows with the size. `core_labels` overrides
+    `--core-label`. Raises ValueError if no auxiliary domain is left.
     """
     if grows_with_size(choice.corpus):
         return {name: _resolve(preset, choice, core_labels, name) for name in choice.sizes}
@@ -225,7 +227,8 @@ def _profiles(
 ) -> tuple[Profile, ...]:
     """Returns the compared profiles. `retain` replaces the domains that the preset retains.
 
-    With one auxiliary domain only core is compared, because the other profile has every domain.
+    With a single auxiliary domain, only core is compared, because core with this domain forgets
+    nothing.
     """
     for domain in retain:
         if domain not in auxiliary:
@@ -243,8 +246,8 @@ def _profiles(
 def load_best(store: Store, search_id: str, data_id: str) -> tuple[tuple[Profile, Unlearning], ...]:
     """Returns the parameters of each profile's best trial in a stored search.
 
-    Raises ValueError for an unknown search, other data than `data_id`, or a profile without a
-    trial.
+    Raises ValueError if the search is unknown, has other data than `data_id`, or has a profile
+    without a complete trial.
     """
     plain = {}
     if search_id in store.list_searches():

@@ -1,6 +1,7 @@
-"""Runs several studies, after the MaxEnt searches that set their parameters.
+"""Runs several studies, after the MaxEnt searches that set parameters of the studies.
 
-A search's trials start from its study's baselines, and the best trials are runs of the study.
+The trials of a search start from the study's baselines, and the study reuses the runs of the best
+trials.
 """
 
 from collections.abc import Sequence
@@ -97,8 +98,9 @@ def find_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
 def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
     """Runs the searches that studies need before them.
 
-    Returns the plan with the best trials' parameters, the searches' ids, and the exit code. The
-    plan lacks studies whose search is not complete. A dry run keeps the preset's parameters.
+    Returns (plan with the best trials' parameters, ids of the searches, exit code). The plan lacks
+    studies whose search is not complete. In a dry run, these studies stay, with the preset's
+    parameters.
     """
     ready, ids, code = [], set(), DONE
     for part in plan.studies:
@@ -140,7 +142,7 @@ def _require_ray(plan: Plan, needed: SearchPlan) -> None:
 
 
 def predict_all(plan: Plan) -> str:
-    """Predicts the price of the nodes that are left, without Ray."""
+    """Predicts the price of the unfinished nodes, without Ray."""
     store = Store(plan.storage)
     ended = find_ended(plan, store)
     known = [part.on(plan.device or find_device(part, store, ended)) for part in plan.studies]

@@ -145,7 +145,7 @@ class Preset(Setup):
         return max(self.num_eval_sequences, *(n for _, n in self.eval_sequences_of_size), 0)
 
     def seeds(self, size: str, number: int = 0, first: int = -1) -> range:
-        """Returns the seeds of a size. The preset replaces a number of 0 and a first seed of -1."""
+        """Returns the seeds of a size. If `number` is 0 or `first` is -1, the preset decides."""
         begin = self.first_seed if first < 0 else first
         return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 
@@ -182,7 +182,7 @@ class Preset(Setup):
                 raise invalid("num_workers", wanted, allowed)
 
     def with_size(self, name: str, size: Size, tokenizer: str) -> "Preset":
-        """Returns the preset with only `size`, which takes over the settings of the size `name`."""
+        """Returns the preset with `size` as its only size, which gets the settings of `name`."""
 
         def rename(values: tuple[tuple[str, object], ...]) -> tuple:
             return tuple((size.name, value) for of_size, value in values if of_size == name)
@@ -264,10 +264,11 @@ AnyStudy = TypeVar("AnyStudy", bound=Study)
 def with_preset(
     study: AnyStudy, named: str, changes: tuple[str, ...]
 ) -> tuple[AnyStudy, str, tuple[str, ...]]:
-    """Returns the study with a changed preset, the preset's name, and all changes as for `--set`.
+    """Returns (study with the changed preset, name of the preset, all changes as for `--set`).
 
-    `named` is the value of --preset, which is a preset's name or a file with this name as `base`.
-    The file's changes come before `changes`. Raises ValueError with file, line and field.
+    `named` is the value of --preset. It is a preset's name, or a file with changes whose `base` is
+    a preset's name. The file's changes come before `changes`. A ValueError names file, line and
+    field.
     """
     presets = study.presets
     parts = list(map(read_assignment, changes))
@@ -297,7 +298,7 @@ def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def mask_place(place: str) -> str:
-    """Hides the folders of a local path, and the secrets of other names, for public pages."""
+    """Hides the folders in a local path and the secrets in a URL, for public pages."""
     return Path(place).name if place.startswith(os.sep) else mask_secrets(place)
 
 
@@ -352,7 +353,7 @@ def _require_usable(preset: Preset) -> None:
 
 
 def seeds_text(of_size: Mapping[str, int]) -> str:
-    """Describes the number of seeds, and sizes with other numbers, as in `3 (2B 1, 5B 1)`."""
+    """Returns the most common number of seeds and the exceptions, as in `3 (2B 1, 5B 1)`."""
     counts = list(of_size.values())
     common = max(counts, key=counts.count)
     others = ", ".join(f"{size} {number}" for size, number in of_size.items() if number != common)

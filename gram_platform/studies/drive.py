@@ -78,7 +78,7 @@ def write_again(plan: Plan) -> int:
 def approve_cost(plan: Plan, store: Store) -> None:
     """Prints the predicted price of the missing nodes. Raises ValueError above --confirm-above.
 
-    It does not ask, because a job has no terminal.
+    There is no prompt, because a job has no terminal.
     """
     if plan.is_approved or not (work := find_left(plan, store)):
         return

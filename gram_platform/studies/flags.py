@@ -1,7 +1,7 @@
 """Declares and parses the flags of studies and searches.
 
-`--help` shows a box for each dataclass. A command has one box of its own, and shares the others.
-Only `make_plan.py` and searches read the values.
+`--help` shows a box for each dataclass. A command has one dataclass of its own, and shares the
+others. Only `make_plan.py` and searches read the values.
 """
 
 import functools
@@ -26,12 +26,12 @@ FLAG_STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
 def show_as(kind: Any, metavar: str) -> Any:
-    """Returns the type of a flag for which `--help` shows `metavar` and no default."""
+    """Returns the type of a flag for which `--help` shows `metavar` but no default."""
     return Annotated[kind, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
 
 
 def choice(*values: str) -> Any:
-    """Returns the type of a flag that has one of these values, or "" if it is not given."""
+    """Returns the type of a flag that takes one of these values. The default "" is not shown."""
     return show_as(Literal["", *values], f"{{{','.join(values)}}}")
 
 
@@ -58,7 +58,7 @@ CHOICES = ConstructorRegistry()
 
 @CHOICES.primitive_rule
 def _choice(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """Reads a flag whose type is a Literal of texts. The text "" is only a default."""
+    """Parses a flag whose type is a Literal of strings. Help and errors do not list ""."""
     if info.type_origin is not Literal:
         return None
     values = get_args(info.type)
@@ -93,17 +93,18 @@ class SubjectFlags:
     """What is trained, on how many seeds, and on which text.
 
     Args:
-        preset: a preset above (paper: as the paper's text, as_run: as the authors' settings), or a
-            file with `base`, the name of a preset, and changed fields (Studies in the documents)
+        preset: a preset above (`paper` follows the paper's text, `as_run` the authors' settings),
+            or a file with changed fields and the name of a preset as `base` (see Studies in the
+            documents)
         changes: fields of the preset to change, such as routing.p_aux_spread=0.1
             'sizes[0.6M].peak_lr=2e-3'
         sizes: names of sizes (default: all of the preset)
         seeds: number of seeds of every size (default: the preset's, which may depend on the size)
         first_seed: the first of the seeds, which are consecutive (default: the preset's)
         corpus: a corpus above, a folder of .jsonl/.parquet with `text` and `label`, a .json of
-            labelled globs, a .toml recipe, or hf://ORG/NAME?label=FIELD&text=FIELD; Studies in the
-            documents has more
-        core_label: the label of core, or several with commas (default: core, or the catalog's);
+            labelled globs, a .toml recipe, or hf://ORG/NAME?label=FIELD&text=FIELD (see Studies in
+            the documents)
+        core_label: label of core, or several separated by commas (default: core, or the catalog's);
             every other label is an auxiliary domain
         core_tokenizer: train the tokenizer only on core's text, so that exports have no vocabulary
             of removed domains
@@ -147,20 +148,20 @@ class DeviceFlags:
     Args:
         device: where runs train, remembered for each study (default: cuda if Ray has a GPU;
             required if the preset plans for GPUs and the cluster starts machines on demand)
-        num_workers: ranks of each run: a number, size=number for single sizes, a range as 4..8 for
-            as many as can be placed at each start, or auto for the numbers that end the study
+        num_workers: ranks of each run: a number, size=number for a single size, a range such as
+            4..8 for as many as fit at each start, or auto for the numbers with which the study ends
             first (default: auto on GPUs, 1 on CPUs)
         threads: CPU threads of a rank; runs repeat bit for bit only with the same number
         max_gpus: GPUs, or CPU slots on CPUs, to use at once (default: all that the cluster has or
             can start)
         gpus_per_run: share of a GPU for a run of one rank, and for an evaluation; at 0.125 eight
             small runs share one
-        gpus_per_machine: GPUs of each machine that an autoscaler starts; up to so many ranks of a
-            run stay on one machine
-        activation_checkpointing: compute every block again in the backward pass, with less memory
-            and a third more time
+        gpus_per_machine: GPUs of each machine that an autoscaler starts; a run with at most this
+            many ranks stays on one machine
+        activation_checkpointing: recompute every block in the backward pass, which takes less
+            memory and a third more time
         compile: compile blocks and loss with torch.compile if possible (default: on GPUs, for runs
-            from 50M parameters and five minutes on)
+            of at least 50M parameters and five minutes)
         no_compile: compile nothing
         deterministic: on GPUs, refuse algorithms whose sums have no fixed order; slower, but
             repeats byte for byte on the same kind of GPU
@@ -186,11 +187,11 @@ class CostFlags:
 
     Args:
         dry_run: print what would run, what it costs and what is done; start nothing
-        hardware: GPUs to plan for, as 8xH100, which decide the predicted time and the ranks of runs
-            (default: those that are there)
+        hardware: GPUs to plan for, such as 8xH100, which decide the predicted time and the ranks of
+            runs (default: the available GPUs)
         machine: the kind of GPU, for hours, memory and prices (default: the preset's; cpu with
             --device cpu)
-        max_hours: start no run or trial after so many hours of GPUs or CPU slots, summed over all
+        max_hours: start no run or trial after this many hours of GPUs or CPU slots, summed over all
             submissions (default: no limit)
         max_cost: the same in dollars, at the price of --machine (default: no limit)
         confirm_above: predicted dollars above which a submission needs --yes or --max-cost
@@ -215,14 +216,14 @@ class ExecutionFlags:
     Args:
         checkpoint_every: seconds between checkpoints; auto: 30, or more if writing takes more than
             two percent of the time
-        stall_timeout: seconds without a training step after which a run of one rank starts again;
-            for an evaluation, the seconds in all
-        collective_timeout: seconds after which ranks that wait for one another start again from the
+        stall_timeout: seconds without a training step after which a run of one rank is restarted;
+            for an evaluation, its total seconds
+        collective_timeout: seconds that ranks wait for one another before they restart from the
             last checkpoint
         retry_failed: train runs with a non-finite loss again
-        notify: a webhook, such as Slack's, that gets a message at the end (On a cluster in the
+        notify: a webhook, such as Slack's, that gets a message at the end (see On a cluster in the
             documents)
-        verbose: print the workers' output, also into `ray job logs`
+        verbose: print the workers' output, which `ray job logs` also shows
     """
 
     title = "execution"
@@ -242,28 +243,28 @@ class StudyFlags:
     Args:
         methods: methods above (default: the preset's, otherwise the study's); the baseline is
             always added
-        through: train sizes one after another, up to this one; prints predicted and spent hours
-            after each
+        through: train one size after another up to this size, and print predicted and spent hours
+            after each size
         law: law of learning rates and batches: paper, demo or a law.json of lr_bs_grid (default:
             each size's own)
         trust_law: use --law even if its fit was rejected or is extrapolated more than ten times
-        start: id of an imported model (gram import) to train on, with its shape and tokenizer, and
-            the batch, data, rate and module width of the one size in --sizes
-        maxent: id of a maxent_search, whose best trials set MaxEnt's rate and weight of every
+        start: id of an imported model (gram import) to start from; the model sets shape and
+            tokenizer, and the single size in --sizes sets batch, data, rate and module width
+        maxent: id of a maxent_search, whose best trials set MaxEnt's rate and weight for every
             profile (default: the preset's, or a search that runs first)
         attack_steps: the most steps of every attack (default: the preset's)
-        instructions: lines with `prompt` and `response` next to a corpus of local text, for the
-            study finetuning, which then counts only the loss of responses
+        instructions: file of lines with `prompt` and `response`, in addition to a local corpus; the
+            study finetuning then counts only the loss of responses
         recall: the share of a domain's training text with its label; the rest has the label core
-        precision: of the text with a domain's label, the share that belongs to the domain; the rest
+        precision: the share of the text with a domain's label that belongs to the domain; the rest
             is adjacent text
         adjacent: labels of the corpus whose text carries a domain's label by mistake (default: all
             of core)
-        texts: lines with `text` and `label` (a domain), in place of validation text: sentences for
-            token_localization, or prompts for samples
+        texts: file of lines with `text` and `label` (a domain), used instead of validation text:
+            sentences for token_localization, or prompts for samples
         in_process: run the nodes in this process without Ray, for example in a debugger
         export_nodes: write the missing nodes to this file, for a machine without Ray, and start
-            nothing (On a cluster in the documents)
+            nothing (see On a cluster in the documents)
     """
 
     title = "study"
@@ -301,9 +302,9 @@ class MemberFlags:
 
 @dataclass(frozen=True)
 class Flags:
-    """The flags of a command. All commands share them, except `own`.
+    """The flags of a command. Only `own` differs between commands.
 
-    The values of a list are separated by blanks or commas.
+    Spaces or commas separate the values of a list.
     """
 
     own: Any = StudyFlags()
@@ -333,7 +334,7 @@ def parse_flags(
 
 
 def parse(form: Any, arguments: list[str], **how: Any) -> Any:
-    """Parses a command line with tyro. Error messages do not repeat secrets."""
+    """Parses a command line with tyro. Error messages hide secrets."""
     names = _flag_names(form)
     endings.flag_names.clear()
     endings.flag_names.update(names)
@@ -354,7 +355,7 @@ def parse(form: Any, arguments: list[str], **how: Any) -> Any:
 
 
 def _flag_names(form: Any) -> set[str]:
-    """Returns the names of a command's flags. `form` is a function, or comes from `boxes_of`."""
+    """Returns the names of a command's flags. `form` is a function or a result of `boxes_of`."""
     if isfunction(form):
         parameters = signature(form).parameters
         kinds = {name: get_args(value.annotation)[1:] for name, value in parameters.items()}
@@ -365,7 +366,7 @@ def _flag_names(form: Any) -> set[str]:
 def boxes_of(own: type, values: Mapping[str, Iterable[str]] | None = None) -> Any:
     """Returns the flag classes of a command as one type for tyro.
 
-    `values` has the known values of flags, for the shell's completion.
+    `values` maps flags to their known values, for shell completion.
     """
     groups = (SubjectFlags, own, StorageFlags, DeviceFlags, CostFlags, ExecutionFlags)
     boxes = [_with_values(box, values) for box in groups] if values else groups
@@ -383,7 +384,7 @@ def _with_values(box: type, values: Mapping[str, Iterable[str]]) -> type:
 
 
 def _fold(paragraph: str) -> str:
-    """Wraps a paragraph at the terminal's width. Indented lines keep tyro from joining them."""
+    """Wraps a paragraph at the terminal's width. The indent keeps tyro from joining the lines."""
     width = shutil.get_terminal_size().columns - 1
     return textwrap.fill(paragraph, width, subsequent_indent="    ", break_on_hyphens=False)
 

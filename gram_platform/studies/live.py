@@ -92,7 +92,7 @@ class LiveView:
         self.bar = self.bars.add_task("", total=None, left="")
 
     def start(self, nodes: Sequence[Node], progress: Progress) -> None:
-        """Begins to show `progress`. The nodes have the names under which they are stored."""
+        """Begins to show `progress`. `nodes` have the same names as in the storage."""
         self.nodes, self.progress = {node.id: node for node in nodes}, progress
         self._done_before = frozenset(progress.done)
         self.bars.start()
@@ -162,7 +162,8 @@ class LiveView:
     def _seconds(self) -> dict[str, float]:
         """Estimates the seconds of each node that has not failed and is not blocked.
 
-        The estimate is the median of ended nodes of the same kind and size, or else the planner's.
+        The estimate is the median of ended nodes of the same kind and size. Without such nodes it
+        is the planner's.
         """
         typical = {kind: median(took) for kind, took in self._took.items()}
         unreachable = {*self.progress.failed, *self.progress.blocked}
@@ -212,7 +213,7 @@ def _share(beat: Mapping) -> float:
 
 
 def progress_gauges(study: str) -> Callable[[Mapping[str, int], Running], None]:
-    """Returns a function that sets a study's gauges for nodes by state, speed and losses.
+    """Returns a function that updates a study's gauges for node states, speed and losses.
 
     Ray exports them with the prefix `ray_`, and `dashboards/grafana.json` draws them.
     """
@@ -238,7 +239,7 @@ def progress_gauges(study: str) -> Callable[[Mapping[str, int], Running], None]:
 
 
 def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | None) -> None:
-    """Prints the text. A terminal shows `brief(is_wide)` instead, if there is one."""
+    """Prints the text. If `brief` is given, a terminal shows `brief(is_wide)` instead."""
     if brief is None or not console.is_terminal:
         console.print(Text(printable(text)), soft_wrap=True)
         return
@@ -305,7 +306,7 @@ class Mirror:
         self._running = {node.id: node for node in running}
 
     def finish(self, ids: Iterable[str]) -> None:
-        """Sends the nodes with these ids that MLflow still lacks."""
+        """Sends those of the nodes with these ids that are not in MLflow yet."""
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
@@ -345,9 +346,10 @@ class Mirror:
 def message_of(
     study: str, storage: str, code: int, what: str, num_failures: int, verdicts: Mapping[str, int]
 ) -> dict[str, object]:
-    """Returns the message for a webhook, without secrets and with only the storage's last folder.
+    """Returns the message for a webhook, without secrets.
 
-    `code` is the exit code. `what` has the counts of nodes and trials, or the error.
+    `code` is the exit code. `what` has the counts of nodes and trials, or the error. Of the
+    storage's path, the message has only the last folder.
     """
     storage, event = mask_secrets(storage).rstrip("/").rpartition("/")[2], EVENTS[code]
     what = one_line("; ".join(what.splitlines()))
@@ -367,7 +369,7 @@ def message_of(
 
 
 def post(url: str, message: Mapping[str, object]) -> str:
-    """Posts a message as JSON within TIMEOUT_S. Returns why this failed, or ""."""
+    """Posts a message as JSON within TIMEOUT_S. Returns the reason for a failure, or ""."""
     reasons = [f"no answer within {TIMEOUT_S:g} s"]
     # No redirect is followed: it would send a GET, without the message, to a host nobody named.
     opener = request.OpenerDirector()

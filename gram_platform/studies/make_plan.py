@@ -1,6 +1,6 @@
 """Reads the flags of a command, and plans its submission.
 
-It imports only fast modules, so that errors in flags come fast.
+Imports only modules that load fast, so that errors in flags appear quickly.
 """
 
 import math
@@ -260,9 +260,10 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
 
 
 def _read_compile(device: DeviceFlags) -> bool | None:
-    """Returns whether runs are compiled. None means those that end earlier when compiled.
+    """Returns whether runs are compiled. None means only runs that end earlier when compiled.
 
-    Compiled code chooses the order of its sums by timing, so --deterministic changes None to False.
+    The order of sums in compiled code is chosen by timing, so --deterministic turns None into
+    False.
     """
     if device.compile and device.no_compile:
         raise invalid("no_compile", True, "no value with --compile")
@@ -270,7 +271,7 @@ def _read_compile(device: DeviceFlags) -> bool | None:
 
 
 def _checkpoint_interval(given: str) -> tuple[float, float]:
-    """Returns the seconds between checkpoints, and the largest share of time for writing them.
+    """Returns (seconds between checkpoints, largest share of time spent on writing them).
 
     A share of 0 sets no limit.
     """
@@ -309,7 +310,7 @@ def corpus_place(corpus: str, preset: Preset) -> str:
 
 
 def read_hardware(text: str) -> tuple[int, str]:
-    """Reads a number and a kind of machine, such as 8xH100. No text gives 0 and ""."""
+    """Reads a number and a kind of machine, such as 8xH100. Returns (0, "") for ""."""
     if not text:
         return 0, ""
     number, _, kind = text.lower().partition("x")
@@ -320,7 +321,7 @@ def read_hardware(text: str) -> tuple[int, str]:
 
 
 def read_ranks(texts: tuple[str, ...]) -> Ranks:
-    """Reads --num-workers. By default the planner chooses on GPUs, and CPUs have one rank."""
+    """Reads --num-workers. By default runs on GPUs have AUTO ranks, and runs on CPUs one rank."""
     ends_of: dict[str, tuple[int, int]] = {}
     for text in split_list(texts):
         size, _, value = text.rpartition("=")

@@ -91,7 +91,7 @@ class Observers:
         self.mirror.finish(self.ids)
 
     def submissions(self, folder: Folder, file: str, node_hours: float) -> tuple[Mapping, ...]:
-        """Returns the submissions in a record, and this submission if it executes something.
+        """Returns the submissions in `file`, and this submission if it executes something.
 
         `node_hours` are the machine hours of the nodes that this submission has executed.
         """
@@ -194,7 +194,7 @@ class StudyObservers(Observers):
         return self.plan.budget.name_reached_limit(sum(self.hours.values()))
 
     def source(self) -> Iterator[Sequence[Node]]:
-        """Yields all nodes at once, or with --through by size until a node fails."""
+        """Yields all nodes at once, or with --through one size after another until a node fails."""
         if not self.plan.through:
             yield from super().source()
             return
@@ -226,7 +226,7 @@ class StudyObservers(Observers):
                 self.say(f"no table so far: {type(error).__name__}: {error}")
 
     def _write_so_far(self, record: StudyRecord) -> None:
-        """Writes table and report from the storage, because MLflow may be behind."""
+        """Writes table and report from the storage, because MLflow may lack new results."""
         measurement = MEASUREMENTS[record.measurement]
         results = measurement.read(record, self.store)
         if results is not None:
@@ -256,7 +256,7 @@ class StudyObservers(Observers):
         return code
 
     def trace(self, record: StudyRecord) -> StudyRecord:
-        """Adds all submissions to a record, with the machine hours of this submission so far."""
+        """Returns the record with all submissions, and with the hours of this submission so far."""
         done = (self.progress.done - self.done_before) & record.ids
         hours = sum(machine_hours(self.store, node) for node in self.nodes if node.id in done)
         rows = self.submissions(self.store.study_dir(record.name), STUDY_FILE, hours)

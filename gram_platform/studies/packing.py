@@ -43,13 +43,13 @@ def pack_corpora(plan: Plan, store: Store) -> None:
 
 
 def ray_workers(anywhere: bool = False, is_verbose: bool = False) -> Workers:
-    """Returns `part_workers` that join or start Ray when there are two or more tasks."""
+    """Returns packing workers that join or start Ray if there are two or more tasks."""
     return part_workers(partial(connect, is_verbose), anywhere)
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """A domain with too little text in a split. Amounts are in tokens at the first size."""
+    """A domain with too little text in a split. Amounts are in tokens, for the first of `sizes`."""
 
     domain: str
     split: str
@@ -71,7 +71,7 @@ class Shortage:
 
 
 def count_needed(nodes: Iterable[Node], data_id: str) -> dict[str, int]:
-    """Returns the most training sequences of each domain that a run on this data needs."""
+    """Returns for each domain the most training sequences that any run on this data needs."""
     needed: dict[str, int] = defaultdict(int)
     for run in runs_on(nodes, data_id):
         for part in (part for budget in run.config.data.domains for part in budget.pool):
@@ -103,7 +103,7 @@ def shortages(part: StudyPlan) -> list[Shortage]:
 
 
 def require_supply(studies: Iterable[StudyPlan]) -> None:
-    """Raises ValueError if a domain has too little text with any tokenizer, before it is packed."""
+    """Raises ValueError before packing if a domain has too little text for any tokenizer."""
     for part in studies:
         short = shortages(part)
         if certain := [shortage.text for shortage in short if shortage.is_certain]:
@@ -128,7 +128,7 @@ def require_enough_data(part: StudyPlan, corpus: PackedCorpus) -> None:
 
 
 def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
-    """Raises ValueError if runs that mask documents have another end of text than the corpus."""
+    """Raises ValueError if runs mask documents by another end-of-text token than the corpus has."""
     named = {run.config.model.document_end for run in runs_on(nodes, corpus.data_id)} - {-1}
     end = end_of_text_id(load_tokenizer(corpus.tokenizer_path)) if named else -1
     for wrong in named - {end}:
@@ -161,7 +161,7 @@ def text_lines(
 ) -> list[str]:
     """Returns a table with the labels, documents and training tokens of each domain of a corpus.
 
-    `used` are the sequences of each domain that the size `size` trains on.
+    `used` has the number of sequences of each domain that runs of `size` train on.
     """
     rows = [
         ("domain", "labels", "documents", "tokens, about", *([f"used by {size}"] if size else []))
@@ -176,7 +176,7 @@ def text_lines(
 
 
 def _count_bytes(recipes: Iterable[CorpusRecipe]) -> int:
-    """Counts the bytes to fetch from the hub. Recipes share the text of a source."""
+    """Counts the bytes to fetch from the hub. Text that recipes share counts once."""
     most: dict[str, int] = defaultdict(int)
     for source in (recipe.source for recipe in recipes):
         if isinstance(source, HubSource):

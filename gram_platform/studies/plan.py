@@ -28,7 +28,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class Choice:
-    """The runs of a preset and their text, as chosen by the flags of the same names."""
+    """Which runs of a preset are trained, and on which text. Fields have the names of flags."""
 
     sizes: tuple[str, ...]
     seeds: int
@@ -47,8 +47,8 @@ class Choice:
 class StudyPlan:
     """A study or a search on a corpus.
 
-    `entries` repeats a node for each method that uses it, and `nodes` does not. A search has only
-    the nodes that are known before its trials.
+    `entries` has a node once for each method that uses it, and `nodes` has each node once. A search
+    has only the nodes that are known before its trials.
     """
 
     study: Study
@@ -128,7 +128,7 @@ class StudyPlan:
         return 1.0
 
     def on(self, device: str) -> Self:
-        """Returns the study on a device. For cpu the hours of CPUs are predicted."""
+        """Returns the study on a device. For `cpu`, CPU hours are predicted."""
         if device != CPU:
             return self
         return replace(self, ranks=replace(self.ranks, machine=MACHINES[CPU]))
@@ -206,14 +206,14 @@ class Plan:
         return unique(node for part in self.studies for node in part.entries)
 
     def on(self, device: str) -> "Plan":
-        """Returns the plan on a device. For cpu the hours and prices of CPUs are predicted."""
+        """Returns the plan on a device. For `cpu`, CPU hours and prices are predicted."""
         studies, budget = tuple(part.on(device) for part in self.studies), self.budget
         if device == CPU:
             budget = replace(budget, dollars_per_hour=MACHINES[CPU].dollars_per_hour)
         return replace(self, device=device, budget=budget, studies=studies)
 
     def works(self) -> Iterable[tuple[Ranks, StudyWork]]:
-        """Yields the work of all studies that have the same ranks. Searches are left out."""
+        """Yields (ranks, work of all studies with these ranks). Searches are left out."""
         parts = [part for part in self.studies if not part.has_trials]
         for ranks in dict.fromkeys(part.ranks for part in parts):
             nodes = unique(node for part in parts if part.ranks == ranks for node in part.entries)
@@ -281,7 +281,7 @@ def rung_text(
 
 @dataclass(frozen=True)
 class Left:
-    """The nodes of a study that are not done, without the nodes of earlier studies in the plan."""
+    """The unfinished nodes of a study, except those that earlier studies in the plan share."""
 
     part: StudyPlan
     ids: frozenset[str]
@@ -294,7 +294,7 @@ class Left:
 
 
 def work_left(studies: Iterable[StudyPlan], done: Collection[str]) -> list[Left]:
-    """Returns what is left of each study or search. `done` are the ids of finished nodes."""
+    """Returns the work left in each study or search. `done` has the ids of finished nodes."""
     seen, work = set(done), []
     for part in studies:
         ids = {node.id for node in part.nodes} - seen
@@ -305,9 +305,9 @@ def work_left(studies: Iterable[StudyPlan], done: Collection[str]) -> list[Left]
 
 
 def price(work: Iterable[Left], machine: Machine | None = None) -> tuple[str, float]:
-    """Predicts hours and dollars. Returns a text with both, and the dollars.
+    """Predicts hours and dollars. Returns (text with both, dollars).
 
-    If `machine` is None, each study is executed on its own machine.
+    If `machine` is None, the machine of each study is assumed.
     """
     hours = defaultdict[Machine, float](float)
     for left in work:

@@ -104,10 +104,11 @@ CALIBRATION_STUDY = "calibration"
 
 
 def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
-    """Returns the errors of compute ratios that were measured nearest to the study's sizes.
+    """Returns the errors of compute ratios, measured as near as possible to the study's sizes.
 
-    An error has `size, class, ratio, difference, num_shares, measured_on`. Errors of a calibration
-    in the storage on the same data replace the package's errors at the same size and corpus.
+    An error has `size, class, ratio, difference, num_shares, measured_on`. If the storage has a
+    calibration on the same data, its errors replace the package's errors at the same size and
+    corpus.
     """
     corpus, errors = part.choice.corpus, []
     own = load_calibration(Store(part.choice.storage), corpus, part.data_id)
@@ -123,10 +124,11 @@ def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
 
 
 def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
-    """Returns the errors of the storage's calibration on this data, by default on any data.
+    """Returns the errors of the storage's calibration on this data.
 
-    The columns are FILE_COLUMNS. Only complete sizes have rows. The longest baselines of a size end
-    first and have small errors, so an incomplete size would mislead.
+    If `data_id` is "", any data will do. The columns are FILE_COLUMNS. Only complete sizes have
+    rows. The longest baselines of a size are trained first and have small errors, so an incomplete
+    size would look too accurate.
     """
     record = readable_record(store, CALIBRATION_STUDY)
     # Another study may have this name.
@@ -165,7 +167,10 @@ CHOSEN_TAGS, CHOSEN_PARAMS = ("method", "size", "seed"), ("preset", "data_id")
 
 
 def begin_record(store: Store, record: StudyRecord) -> None:
-    """Writes a new submission's record, and moves a page of other runs or data to the history."""
+    """Writes the record of a new submission.
+
+    If the folder has a page of other runs or data, the page moves to the history.
+    """
     folder, kept = store.study_dir(record.name), store.history_dirs(record.name)
     history = folder.child(HISTORY)
     for date, place in list(kept.items()):

@@ -128,9 +128,9 @@ def require_gpu(plan: Plan, store: Store) -> None:
 
 
 def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, int]:
-    """Returns the plan with a number of ranks for every size, and the number of slots.
+    """Returns (plan with a number of ranks for every size, number of slots).
 
-    0 slots mean as many as the plan can use. A dry run does not start Ray. Raises the errors of
+    0 means as many slots as the plan can use. A dry run does not start Ray. Raises the errors of
     `Plan.with_ranks`.
     """
     open_sizes = {size for part in plan.studies for size in part.open_sizes}
@@ -146,9 +146,9 @@ def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, in
 
 
 def _slots_there(plan: Plan, is_dry: bool) -> int:
-    """Counts the ranks for which Ray or this machine has room, up to --max-gpus.
+    """Counts the ranks that Ray or this machine can run at once, up to --max-gpus.
 
-    Returns 0 without GPUs, and on a cluster that grows without a limit.
+    If there are no GPUs, or if the cluster grows without a limit, returns --max-gpus or 0.
     """
     if plan.in_process:
         return 1
@@ -198,7 +198,7 @@ def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) ->
 def division_of(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool
 ) -> Division:
-    """Divides a run over ranks by the machine's memory, with advice in case memory runs out."""
+    """Divides a run over ranks by the machine's memory. Adds advice in case memory runs out."""
 
     def gib(number: int, recomputes: bool) -> str:
         passes = plan_passes(run, number, machine, device, recomputes)
@@ -242,7 +242,7 @@ DRIVER = "driver"
 
 
 def advice_on_place() -> str:
-    """Returns advice if the driver is on a cluster's head, which must not fail, otherwise ""."""
+    """Returns advice if the driver is on a cluster's head, which must not fail. Else returns ""."""
     here = ray.get_runtime_context().get_node_id()
     cpus = sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
     if cpus or not (DRIVER in ray.cluster_resources() or not has_fixed_size()):
@@ -257,9 +257,9 @@ def advice_on_place() -> str:
 def cordons_noted(
     store: Store, studies: Sequence[str], say: Callable[[str], None]
 ) -> Callable[[ProbeReport], None]:
-    """Returns a function that prints and stores a machine on which nothing more is started.
+    """Returns a function that prints and stores a machine that this submission avoids.
 
-    `gram status` and reports show these machines. The machines of earlier submissions are removed.
+    `gram status` and reports show the stored machines. Those of earlier submissions are removed.
     """
     machines: list[dict] = []
 
@@ -287,11 +287,11 @@ Devices = dict[str, Literal["cpu", "cuda"]]
 
 
 def choose_device(plan: Plan, store: Store) -> str:
-    """Returns --device, the device on which the plan's studies began, or an available device.
+    """Returns --device, else the device on which a study began, else an available device.
 
     The device may be "" if no work is left. Raises ValueError if a study began on another device,
-    if --in-process finds no GPU for cuda, or if a study for GPUs has no device on a cluster that
-    starts machines on demand.
+    if --in-process finds no GPU for cuda, or if a study is planned for GPUs, has no device yet, and
+    the cluster starts machines on demand.
     """
     ended = find_ended(plan, store)
     known = (find_device(part, store, ended) for part in plan.studies)
@@ -339,7 +339,7 @@ def find_left(plan: Plan, store: Store) -> list[Left]:
 
 
 def find_device(part: StudyPlan, store: Store, ended: Collection[str]) -> str:
-    """Returns the device on which the study began, otherwise a finished run's device or ""."""
+    """Returns the device on which a study began, else the device of a finished run, else ""."""
     if began := began_on(part, store):
         return began
     # A handover brings runs, but no devices.json.

@@ -1,4 +1,4 @@
-"""Declares the study of the compute ratios of baselines after known shares of the steps."""
+"""Declares the study that compares compute ratios of baselines with known shares of the steps."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,10 +25,10 @@ BASES = {
 
 
 def rate(share: float) -> Variant:
-    """Returns the variant whose baselines get this share of the text and steps, and other seeds.
+    """Returns the variant with other seeds and baselines trained on this share of text and steps.
 
-    Warm-up and decay keep their shares of the steps. The points of the learning curve keep their
-    distance.
+    Warm-up and decay take the same shares of the steps. The points of the learning curve stay
+    equally far apart.
     """
 
     def change(setting: Setting) -> Setting:

@@ -1,7 +1,7 @@
 """Declares the search of MaxEnt's learning rate and retain weight.
 
-A search has the preset of its study with one seed. Trials start from the study's baselines, and the
-best trial of a profile is the study's run of that seed.
+A search uses the preset of a study with a single seed. Trials start from the study's baselines, and
+the study reuses the best trial of each profile as the run of this seed.
 """
 
 from dataclasses import replace

@@ -178,9 +178,10 @@ AS_RUN = as_run(PAPER)
 
 
 def at_size(preset: Preset, name: str, **changes) -> Preset:
-    """Returns one size, set up as in the paper's studies of architecture and accumulation.
+    """Returns the preset with one size, as in the paper's studies of architecture and accumulation.
 
-    Core and core with each domain are compared, with p_af 1 and heterogeneous accumulation.
+    The compared profiles are core, and core with each single domain. p_af is 1, and accumulation is
+    heterogeneous.
     """
     settings = {
         "sizes": {name: preset.sizes[name]},

@@ -129,7 +129,10 @@ STORIES_SMOKE = replace(
 def divide(
     preset: Preset, numbers: tuple[int, ...], attacks_core_alone: bool = True, **changes
 ) -> Preset:
-    """Returns the preset with each number of auxiliary domains, with a fifth of all tokens."""
+    """Returns a preset with a variant for each number of auxiliary domains.
+
+    The auxiliary domains of a variant together have a fifth of all tokens.
+    """
     elicitation = replace(preset.options.elicitation, compared_only=attacks_core_alone)
     return replace(
         preset.with_options(elicitation=elicitation),

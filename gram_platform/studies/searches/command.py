@@ -1,6 +1,7 @@
 """Runs the command line of a study, of a search, and of all of them together.
 
-torch, Ray and MLflow are imported after the flags are read, so help and errors in flags come fast.
+torch, Ray and MLflow are imported after the flags are read, so that help and errors in flags appear
+quickly.
 """
 
 from collections.abc import Sequence

@@ -111,7 +111,7 @@ def make_search_plan(search: Search, flags: Flags) -> Plan:
 def search_plan_of(
     part: StudyPlan, given: Mapping[str, Any], optuna_uri: str, is_dry: bool
 ) -> SearchPlan:
-    """Returns the search with its corpora and settings. `given` are the fields of its kind."""
+    """Returns the search with its corpora and settings. `given` has more fields of `kind`."""
     from gram_platform.studies.searches.search_plan import SearchPlan
 
     recipes = resolve_corpora(part.preset, part.choice)

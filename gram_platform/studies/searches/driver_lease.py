@@ -15,7 +15,7 @@ LOOK_EVERY_S = 1.0
 
 
 class DriverLease:
-    """Holds the lease of a search in a block. Raises ValueError if another driver keeps it.
+    """Context manager that holds a search's lease. Raises ValueError if another driver keeps it.
 
     A lease expires after `DRIVER_LEASE_S` without renewal, for example while its driver is
     suspended, or at once if the driver's process on this machine has ended.
@@ -38,7 +38,7 @@ class DriverLease:
         self._lease.release()
 
     def require(self) -> None:
-        """Raises Stopped if another driver has the lease, which is read once a second."""
+        """Raises Stopped if another driver has the lease. Reads the lease once a second."""
         if time.monotonic() < self._next_look:
             return
         if self._lease.is_lost():

@@ -1,6 +1,6 @@
 """Declares the flags of each kind of search, and reads them into the fields of its class.
 
-It imports only fast modules, so that help and errors in flags come fast.
+Imports only modules that load fast, so that help and errors in flags appear quickly.
 """
 
 import math
@@ -52,9 +52,9 @@ class GridFlags(TrialFlags):
     """Flags that only grids have.
 
     Args:
-        lrs: peak learning rates for every size; auto: the preset's, around each size's own
-        batches: batches in sequences for every size; auto: the preset's, around each size's own
-        window: fit only cells within this fraction of the lowest loss (0.05: 5%; default: all)
+        lrs: peak learning rates for every size; auto: those of the preset's grid
+        batches: batch sizes in sequences for every size; auto: those of the preset's grid
+        window: fit only cells within this fraction of the lowest loss (0.05 is 5%; default: all)
         max_extensions: rows or columns by which each side of a grid may grow while its minimum is
             there (default: the preset's)
     """
@@ -67,7 +67,7 @@ class GridFlags(TrialFlags):
 
 @dataclass(frozen=True)
 class Grids:
-    """The grids of a preset, by size or by factors of each size's peak rate and batch."""
+    """The grids of a preset, given by size or as factors of each size's peak rate and batch."""
 
     # Rows or columns by which each side may grow.
     max_extensions: int
@@ -143,10 +143,10 @@ def why_not(ranks: Ranks, preset: Preset, size: Size, batch: int) -> str:
 
 
 def micro_batch_at(size: Size, batch: int) -> int:
-    """Returns the size's micro-batch if it divides the batch, otherwise a smaller divisor.
+    """Returns the size's micro-batch, or a smaller one if that does not divide the batch.
 
-    The largest multiple of 8 is preferred, so that the 8 GPUs of a machine can share it. At 200M,
-    whose micro-batch is 72, a batch of 264 gets 24 and not 66.
+    The largest divisor that is a multiple of 8 is preferred, because the 8 GPUs of a machine can
+    share it. For 200M with micro-batches of 72, a batch of 264 gets 24 and not 66.
     """
     if batch % size.micro_batch == 0:
         return size.micro_batch
@@ -177,7 +177,7 @@ class Knob:
 
 
 def _with_ratio(setting: Setting, value: float) -> Setting:
-    """Sets p_ca. With `constant_branches`, p_af = 2 / (1 + p_ca) keeps the lengths of branches."""
+    """Sets p_ca. With `constant_branches`, sets p_af to 2 / (1 + p_ca) to keep branch lengths."""
     branching = replace(setting.options.branch_module, core_ratio=value)
     if setting.conventions.constant_branches:
         branching = replace(branching, aux_factor=2.0 / (1.0 + value))
@@ -218,7 +218,7 @@ def read_knobs(search: Search, flags: SweepFlags, part: StudyPlan) -> dict[str, 
 
 
 def read_ranges(search: Search, flags: OptunaFlags, part: StudyPlan) -> dict[str, Any]:
-    """Reads the fields of `MaxEntSearch`. Raises ValueError for several sizes or a bad space."""
+    """Reads the fields of `MaxEntSearch`. Raises ValueError for several sizes or bad ranges."""
     require_int("trials", flags.trials, 0)
     if len(sizes := part.choice.sizes) != 1:
         raise invalid("sizes", sizes, "one size: each size has its own best parameters")

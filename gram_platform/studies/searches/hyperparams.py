@@ -191,7 +191,10 @@ def _analyse(
     curves: pd.DataFrame,
     sizes: Sequence[str],
 ) -> SweepAnalysis | None:
-    """Returns None unless a trial, and a baseline with a curve, have an evaluation."""
+    """Analyses the sweep.
+
+    Returns None without evaluations of both trials and baselines, or without curves.
+    """
 
     def gather(
         trials: Sequence[Trial], frame_of: Callable[[list[Node]], pd.DataFrame]

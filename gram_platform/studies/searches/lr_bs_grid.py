@@ -104,7 +104,7 @@ def at(size: Size, cell: Cell) -> Size:
 
 
 def objective(final: Mapping[str, float]) -> dict[str, float]:
-    """Returns a run's `loss`, `core` and `auxiliary`, in nats a token.
+    """Returns a run's `loss`, `core` and `auxiliary`, in nats per token.
 
     `final` has losses under validation/loss/DOMAIN. Raises ValueError unless they are finite.
     """
@@ -207,7 +207,7 @@ class LrBatchGrid:
         }
 
     def grow(self, search: SearchPlan, store: Store, name: str) -> tuple[Grid, list[str]]:
-        """Extends a size's grid as far as ended trials allow. Returns it and announcements."""
+        """Extends a size's grid according to ended trials. Returns (grid, announcements)."""
         size, grid, messages = search.preset.sizes[name], self.grids[name], []
         while True:
             nodes = self.cell_nodes(name, grid)

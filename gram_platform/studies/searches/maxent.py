@@ -62,7 +62,7 @@ def maxent_at(setting: Setting, point: Point) -> Unlearning:
 
 
 def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
-    """Returns a point's run and evaluation, as a study with these parameters has them."""
+    """Returns a point's run and evaluation, the same nodes as in a study with these parameters."""
     maxent = maxent_at(setting, point)
     options = replace(setting.options, maxent=maxent, maxent_profiles=(), elicitation=None)
     profile = name_profiles(setting)[point[PROFILE]]
@@ -85,7 +85,7 @@ def name_profiles(setting: Setting) -> dict[str, Profile]:
 
 
 def plain_space(space: Space) -> list[dict]:
-    """Returns the ranges for the search's id, with a field that keeps ids of earlier versions."""
+    """Returns the ranges for the search's id. An extra field keeps the ids of earlier versions."""
     return [{**to_plain(parameter), "is_integer": False} for parameter in space.parameters]
 
 
@@ -173,7 +173,7 @@ class MaxEntSearch:
         ]
 
     def problem(self, search: SearchPlan, store: Store) -> "MaxEntSearch":
-        """Adds the baselines' curves. Raises ValueError unless the baselines are complete."""
+        """Adds references fitted to the baselines. Raises ValueError if no baseline is complete."""
         evaluations, curves = baseline_frames(store, search.baselines)
         references = references_of(evaluations, curves, self.settings[0].size.name)
         return replace(self, references=references)
@@ -267,7 +267,7 @@ def plain_best(profile: str, trials: pd.DataFrame, setting: Setting) -> dict:
 
 
 def best_table(histories: Histories, space: Space, defaults: Mapping[str, float]) -> pd.DataFrame:
-    """Returns a row for each profile, with its best trial and its numbers of trials.
+    """Returns a row for each profile, with the best trial and the number of trials by state.
 
     `defaults` is the result of `default_objectives`.
     """
@@ -298,7 +298,7 @@ def at_edge(space: Space, point: Mapping[str, float]) -> str:
 
 
 def default_objectives(problem: MaxEntSearch, store: Store) -> dict[str, float]:
-    """Returns each profile's objective at the preset's parameters, if a study has run them."""
+    """Returns the objective at the preset's parameters, by profile that a study has run."""
     objectives = {}
     for profile in problem.profiles:
         point = {PROFILE: profile, **default_values(problem.settings[0])}

@@ -51,9 +51,10 @@ def num_complete(storage: optuna.storages.RDBStorage, name: str) -> int:
 
 
 def optuna_share_left(uri: str, is_dry: bool, names: Sequence[str], target: int) -> float:
-    """Returns the share of the studies' trials that is not complete. Creates no database.
+    """Returns the share of trials of Optuna studies that are not complete.
 
-    If `is_dry`, no database server is asked, and the share is 1.
+    Returns 1 without creating a database if the file is missing. If `is_dry`, returns 1 without
+    contacting a database server.
     """
     path = database_path(uri)
     if not (path.exists() if path else not is_dry):
@@ -81,7 +82,7 @@ ATTRIBUTES: dict[str, Any] = {
 
 
 def attributes(trial: FrozenTrial) -> dict[str, Any]:
-    """Returns the attributes that the engine has set, if they have the right types."""
+    """Returns the attributes that the engine has set, without those of wrong types."""
     values = {}
     for name in ATTRIBUTES.keys() & trial.user_attrs.keys():
         with suppress(InvalidField):
@@ -92,8 +93,9 @@ def attributes(trial: FrozenTrial) -> dict[str, Any]:
 def trials_frame(study: optuna.Study, metric: str) -> pd.DataFrame:
     """Returns one row for each trial, in order, with the columns of `analysis.trials`.
 
-    `metric` names the study's value. A metric that was not measured is NaN, also if Optuna got a
-    penalty. Raises ValueError if a parameter and a metric share a name.
+    `metric` is the column of the value that Optuna optimizes. A metric that was not measured is
+    NaN, even if Optuna was given a penalty instead. Raises ValueError if a parameter and a metric
+    share a name.
     """
     trials = study.get_trials(deepcopy=False)
     metrics_of = {trial.number: _metrics(trial, metric) for trial in trials}
@@ -121,7 +123,7 @@ def trials_frame(study: optuna.Study, metric: str) -> pd.DataFrame:
 
 
 def _state(trial: FrozenTrial) -> str:
-    """Returns the state that the engine has set, or Optuna's if it is invalid or missing."""
+    """Returns the engine's state of a trial. If that is invalid or missing, returns Optuna's."""
     state = attributes(trial).get("state")
     is_valid = state in (*OPTUNA_STATES.values(), State.DIVERGED)
     return state if is_valid else OPTUNA_STATES[trial.state]

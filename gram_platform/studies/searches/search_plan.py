@@ -171,7 +171,7 @@ def list_rounds(
 ) -> Iterator[Round]:
     """Yields rounds of missing points, the longest trials first, until there is no new point.
 
-    `points` returns all points so far by name, and announcements. Results may add points.
+    `points` returns (all points so far with names, announcements). Results may add points.
     """
     seen = set()
     while True:
@@ -254,7 +254,7 @@ def name_views(nodes: Iterable[Node]) -> pd.DataFrame:
 
 
 def view_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the complete evaluations in a frame of results, with the nodes' names."""
+    """Returns the complete evaluations in `frame`, joined with the tags of the nodes."""
     return join_tags(name_views(nodes), frame[frame["status"] == State.COMPLETE])
 
 
