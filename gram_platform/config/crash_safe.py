@@ -100,8 +100,7 @@ def remove_whole(path: str | Path) -> None:
 def require_plain(folder: str | Path) -> None:
     """Raises ValueError if a storage's folder is or contains a link, pipe or device.
 
-    Anybody who can write to the storage can create a link, which may lead anywhere on this
-    machine.
+    Anybody who can write to the storage can create a link, which may lead anywhere on this machine.
     """
     if (kind := kind_of(folder)) not in (A_FOLDER, ""):
         raise unplain(folder, kind, A_FOLDER)
@@ -156,9 +155,8 @@ def make_folders(path: str, durable: bool = False) -> None:
 def create_database(path: Path, make: Callable[[Path], object]) -> None:
     """Calls `make` to create an SQLite database under another name, and then renames it.
 
-    So a killed process leaves no half-made database. The file's mode follows the umask. Only
-    one process at a time may call this, because each call removes the leftovers of a killed
-    process.
+    So a killed process leaves no half-made database. The file's mode follows the umask. Only one
+    process at a time may call this, because each call removes the leftovers of a killed process.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     for name in (unfinished.name, f"{unfinished.name}-journal"):

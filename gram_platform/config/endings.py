@@ -66,9 +66,9 @@ def begin_work() -> None:
 def exit_codes(advice: str = "") -> Iterator[None]:
     """Context manager that ends the process with a line and an exit code if the block fails.
 
-    If work had begun, the line ends with `advice`. Only bugs keep their traceback. SIGTERM ends
-    the block as Ctrl-C does. A user without a home counts as bad input, because MLflow and Ray
-    cannot be imported then.
+    If work had begun, the line ends with `advice`. Only bugs keep their traceback. SIGTERM ends the
+    block as Ctrl-C does. A user without a home counts as bad input, because MLflow and Ray cannot
+    be imported then.
     """
     global _has_begun
     _has_begun = False

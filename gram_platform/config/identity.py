@@ -166,10 +166,7 @@ def require_each_once(field: str, values: Collection) -> None:
 
 
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
-    """Returns a text that lists the allowed choices, and suggests choices for a misspelt value.
-
-    `of` is the beginning of the list.
-    """
+    """Lists the allowed choices, after the words `of`, with suggestions for a misspelt value."""
     choices = tuple(choices)
     return f"one of {of}{', '.join(choices)}{suggest(value, choices)}"
 
@@ -211,8 +208,8 @@ def require_metric_name(field: str, value: str) -> None:
 def require_tellable(field: str, names: Collection[str], others: Iterable[str] = ()) -> None:
     """Raises ValueError if a new corpus's label has invisible characters or looks like another.
 
-    Labels look alike if they are equal except for case and compatible characters (Unicode's
-    NFKC), such as K and the Kelvin sign. Similar letters of two alphabets are accepted.
+    Labels look alike if they are equal except for case and compatible characters (Unicode's NFKC),
+    such as K and the Kelvin sign. Similar letters of two alphabets are accepted.
     """
     seen = {_fold_look(name): name for name in others}
     for name in names:
@@ -306,8 +303,8 @@ def parse_with(parse: Callable[[Any], Any], text: str | bytes) -> Any:
 def add_field(default: Any) -> Any:
     """Declares a dataclass field that was added when ids were already in use.
 
-    Canonical JSON leaves out the field at its default, which must keep the earlier behaviour.
-    So only configs with another value get another id.
+    Canonical JSON leaves out the field at its default, which must keep the earlier behaviour. So
+    only configs with another value get another id.
     """
     return dataclasses.field(default=default, metadata={"is_newer": True})
 

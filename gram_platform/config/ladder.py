@@ -110,8 +110,8 @@ def _paper(name, layers, d_mlp, d_aux, batch, micro_batch, core_tokens, peak_lr)
 def _small(name, layers, d_model, d_aux, batch, micro_batch, core_tokens, peak_lr) -> Size:
     """Makes a size that trains within minutes on a CPU core [ours].
 
-    The MLP is four times as wide as the model. The size computes in float32, because bfloat16
-    is no faster at this width (FINDINGS.md).
+    The MLP is four times as wide as the model. The size computes in float32, because bfloat16 is no
+    faster at this width (FINDINGS.md).
     """
     shape = (name, layers, d_model, 4, 2, 4 * d_model, 4 * d_model, d_aux)
     return Size(*shape, batch, micro_batch, core_tokens, peak_lr, 64, 1024, "float32")
@@ -290,10 +290,10 @@ def require_evidence(law: Law, name: str, sizes: Mapping[str, float]) -> None:
 def apply_law(size: Size, law: Law, num_parameters: int) -> Size:
     """Returns the size with the law's peak learning rate and batch.
 
-    `num_parameters` counts the dense model's parameters. The batch has as many tokens as the
-    law says, at any sequence length, rounded to whole micro-batches. If it rounds to 0, batch
-    and micro-batch become the divisor of the micro-batch that is nearest in ratio. Raises
-    ValueError unless the law's values are positive and finite.
+    `num_parameters` counts the dense model's parameters. The batch has as many tokens as the law
+    says, at any sequence length, rounded to whole micro-batches. If it rounds to 0, batch and
+    micro-batch become the divisor of the micro-batch that is nearest in ratio. Raises ValueError
+    unless the law's values are positive and finite.
     """
     try:
         peak_lr = law.lr(num_parameters)

@@ -39,11 +39,10 @@ class Sharing:
 def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) -> Sharing:
     """Returns how `num_ranks` ranks on cpu or cuda share a model.
 
-    Models of at most `KEPT_BYTES` in this precision stay gathered. Large models reduce
-    gradients in every pass. So do bfloat16 models with LoRAs. A LoRA is in its block's group,
-    whose gradients must have one dtype, and gradients that wait for a window's end would be
-    float32. Large module MLPs have their own groups. In bfloat16 models whose gradients wait,
-    all module MLPs do.
+    Models of at most `KEPT_BYTES` in this precision stay gathered. Large models reduce gradients in
+    every pass. So do bfloat16 models with LoRAs. A LoRA is in its block's group, whose gradients
+    must have one dtype, and gradients that wait for a window's end would be float32. Large module
+    MLPs have their own groups. In bfloat16 models whose gradients wait, all module MLPs do.
     """
     parameters, in_float32 = total_parameters(model), precision == "float32"
     has_loras = any(module.kind == "lora" for module in model.modules)

@@ -10,10 +10,10 @@ from typing import Any
 class Table(MutableMapping[str, Any]):
     """Maps names to values of one kind, first ours in their order, then installed packages'.
 
-    A package declares a value as an entry point of `group`. A package's value is imported when
-    it is first used, as is a value of ours that is written `module:name`. Raises ValueError,
-    which names the package, if a name is already ours, `reserved` or another package's. Raises
-    the same error if a value cannot be imported or fails `is_usable`.
+    A package declares a value as an entry point of `group`. A package's value is imported when it
+    is first used, as is a value of ours that is written `module:name`. Raises ValueError, which
+    names the package, if a name is already ours, `reserved` or another package's. Raises the same
+    error if a value cannot be imported or fails `is_usable`.
     """
 
     def __init__(

@@ -32,8 +32,8 @@ class Code:
     """The code of a process.
 
     `commit` is the checkout's commit, with CHANGED if tracked files differ, or "" without a
-    checkout. `sources` is a hash of the package's files, which is equal in a checkout, an
-    upload and a wheel.
+    checkout. `sources` is a hash of the package's files, which is equal in a checkout, an upload
+    and a wheel.
     """
 
     commit: str
@@ -48,8 +48,8 @@ class Provenance:
     """One submission of a study or a search.
 
     `started` is UTC in ISO 8601. `upload` is the hash by which Ray names the job's files, or ""
-    without a job. `node_hours` is the sum of hours times ranks over executed nodes. It is 0
-    until the submission ends.
+    without a job. `node_hours` is the sum of hours times ranks over executed nodes. It is 0 until
+    the submission ends.
     """
 
     started: str

@@ -1,7 +1,4 @@
-"""Prints text and warnings for the whole package.
-
-Control characters in the text are escaped, and secrets are masked.
-"""
+"""Prints text and warnings, with control characters escaped and secrets masked."""
 
 import sys
 import time

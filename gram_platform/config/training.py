@@ -43,9 +43,9 @@ STARCODER2, LLAMA = ARCHITECTURES = ("starcoder2", "llama")
 class ModuleSpec:
     """A domain's module in every layer: an MLP next to the core's, or a LoRA on its projections.
 
-    `reserved` modules are hidden units of the core's MLP. They have no output bias, and their
-    other biases are trained only with the core. They can also have query heads, which share an
-    additional key-value head.
+    `reserved` modules are hidden units of the core's MLP. They have no output bias, and their other
+    biases are trained only with the core. They can also have query heads, which share an additional
+    key-value head.
     """
 
     domain: str
@@ -141,8 +141,8 @@ def merge_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfi
     """Returns a view's dense shape, as wide as its core and active MLPs together.
 
     Each active module with heads adds a key-value head, and as many query heads as share a
-    key-value head of the core. A Llama can have still more heads, because its number of query
-    heads must divide d_model.
+    key-value head of the core. A Llama can have still more heads, because its number of query heads
+    must divide d_model.
     """
     modules = [m for m in config.modules if m.domain in active]
     width = config.d_mlp + sum(m.width for m in modules if m.kind != "lora")
@@ -187,8 +187,8 @@ class DomainBudget:
     """The data that a run draws under one label: `num_draws` sequences from a pool.
 
     The pool has `num_sequences` sequences, which are the first of the domain's permutation, or
-    `slices` of any domains. Sequences repeat only if num_draws > num_sequences, in a new order
-    for each pass over the pool.
+    `slices` of any domains. Sequences repeat only if num_draws > num_sequences, in a new order for
+    each pass over the pool.
     """
 
     name: str

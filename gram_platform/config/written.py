@@ -39,8 +39,8 @@ PART = re.compile(r"\"([^\"]*)\"|'([^']*)'|([\w-]+)")
 def target_kind(field: str, path: Path | str) -> str:
     """Follows links, and returns A_FILE, A_FOLDER, or "" if nothing is there.
 
-    `field` names the user's path in errors. Raises ValueError for a pipe, socket or device, a
-    link without a target, and a path that cannot be reached.
+    `field` names the user's path in errors. Raises ValueError for a pipe, socket or device, a link
+    without a target, and a path that cannot be reached.
     """
     try:
         kind = KIND_OF_MODE[stat.S_IFMT(os.stat(path).st_mode)]
@@ -105,8 +105,8 @@ def read_json(path: Path, kind: Any = dict) -> Any:
 class Written:
     """Fields that a person wrote.
 
-    `place` says in errors where the fields were written. `text` is the document, for line
-    numbers. `parts` are the documents that `together` has joined.
+    `place` says in errors where the fields were written. `text` is the document, for line numbers.
+    `parts` are the documents that `together` has joined.
     """
 
     place: str
@@ -127,7 +127,7 @@ class Written:
             raise self.error(error) from error
 
     def error(self, error: InvalidField) -> InvalidField:
-        """Returns the error with the place of its field, and with the line in a document."""
+        """Returns the error with the place of its field, and the line if the place has one."""
         # The last part that wrote the field comes first.
         parts = [(part, part._find_steps(error)) for part in (*reversed(self.parts), self)]
         part, steps = max(parts, key=lambda pair: len(pair[1]))

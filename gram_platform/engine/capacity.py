@@ -90,9 +90,8 @@ class Admission:
     def machine_to_reserve(self, count_busy: Callable[[], Mapping[str, int]]) -> str:
         """Returns the id of the machine to reserve for a run of several ranks, or "".
 
-        A run whose ranks must be on one machine would wait for ever while other work uses
-        some GPUs of every machine. `count_busy` counts this driver's tasks on each machine
-        that has slots.
+        A run whose ranks must be on one machine would wait for ever while other work uses some GPUs
+        of every machine. `count_busy` counts this driver's tasks on each machine that has slots.
         """
         if not self.resources.gpus_per_rank or time.monotonic() < self._next_look:
             return self._reserved_machine
@@ -251,8 +250,8 @@ MAX_REPLACEMENTS = 3
 class Cordon:
     """The machines on which a driver starts nothing more, because their devices failed a probe.
 
-    `resources` are the driver's resources, which exclude cordoned machines. `on_cordon` is
-    called with the failed probe of each cordoned machine.
+    `resources` are the driver's resources, which exclude cordoned machines. `on_cordon` is called
+    with the failed probe of each cordoned machine.
     """
 
     def __init__(
@@ -299,8 +298,8 @@ class Cordon:
     def lacks_capacity(self, num_ranks: int) -> bool:
         """Returns whether the working machines can never hold `num_ranks` ranks.
 
-        Until a machine is cordoned, returns False, because a driver may wait for machines
-        without a time limit.
+        Until a machine is cordoned, returns False, because a driver may wait for machines without a
+        time limit.
         """
         if not self.reports:
             return False

@@ -202,7 +202,7 @@ def _size() -> str:
 def _time_limit(
     seconds: float, failure: str, before: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Calls `before` and ends the process if the block exceeds the time limit.
+    """Context manager that calls `before` and ends the process if the block takes too long.
 
     Ray may wait for ever, and handles no signals meanwhile.
     """
@@ -323,10 +323,7 @@ def _processes_of(node_id: str) -> list[psutil.Process]:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Returns whether a process is running.
-
-    Also returns True if this cannot be determined, for example without free file descriptors.
-    """
+    """Returns whether a process is running, or True if this cannot be determined."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,8 +1,8 @@
 """Recognises errors of a device, and probes whether a device works.
 
-After a device error, all later CUDA calls of the process fail. So a new process, `python -m
-gram_platform.engine.devices cuda`, probes the device. Its exit code is 1 if the device does not
-work.
+After a device error, all later CUDA calls of the process fail. So `python -m
+gram_platform.engine.devices cuda` probes the device in a new process. Its exit code is 1 if the
+device does not work.
 """
 
 import contextlib
@@ -106,9 +106,9 @@ def probe_after_error(device: str) -> Iterator[None]:
 def probe_here(execution: Execution) -> ProbeReport:
     """Probes the execution's device in this process, which has not used the device yet.
 
-    A GPU is first probed in a new process, because a broken driver may abort the process that
-    uses it. This process must survive to report the machine. Calls `set_up_torch` first, which
-    must precede the first product on a GPU.
+    A GPU is first probed in a new process, because a broken driver may abort the process that uses
+    it. This process must survive to report the machine. Calls `set_up_torch` first, which must
+    precede the first product on a GPU.
     """
     set_up_torch(execution)
     if execution.device.startswith("cuda") and (report := probe_afresh(execution.device)).failure:
@@ -119,8 +119,7 @@ def probe_here(execution: Execution) -> ProbeReport:
 def probe_afresh(device: str) -> ProbeReport:
     """Probes a device in a new process.
 
-    Running out of memory is not a failure, because this process may still hold the device's
-    memory.
+    Running out of memory is not a failure, because this process may still hold the device's memory.
     """
     probe = subprocess.Popen(
         [sys.executable, "-m", "gram_platform.engine.devices", device],

@@ -33,13 +33,12 @@ def execute_sharded_run(
 ) -> dict:
     """Trains a run on Ray Train workers unless it has a result; returns the result.
 
-    Each start tries the numbers of ranks in the placement, the largest first, so a run that
-    loses ranks continues with fewer. If the ranks were asked to stop, they are started again.
-    After a crash `CrashPolicy` decides whether the run restarts or Ray Train's error is raised.
+    Each start tries the numbers of ranks in the placement, the largest first, so a run that loses
+    ranks continues with fewer. If the ranks were asked to stop, they are started again. After a
+    crash `CrashPolicy` decides whether the run restarts or Ray Train's error is raised.
 
-    LeaseHeld and the DeviceError of a failed probe are raised at once. A rank's
-    TrainingDiverged, OutOfMemory (with advice) or ValueError is raised and recorded as the
-    run's failure.
+    LeaseHeld and the DeviceError of a failed probe are raised at once. A rank's TrainingDiverged,
+    OutOfMemory (with advice) or ValueError is raised and recorded as the run's failure.
     """
     store = execution.store()
     directory = store.run(run.run_id)
@@ -91,8 +90,8 @@ def _raise_for_device(failures: list[Exception | None]) -> None:
 def _raise_permanent(failures: list[Exception], directory: RunDirectory) -> None:
     """Raises an error that would occur again after a restart.
 
-    LeaseHeld comes first, then OutOfMemory, then ValueError, because an earlier kind may cause
-    a later one. OutOfMemory and ValueError are recorded as the run's failure.
+    Looks for LeaseHeld, OutOfMemory and ValueError, in this order, because an earlier kind may
+    cause a later one. Records the last two as the run's failure.
     """
     for kind in (LeaseHeld, OutOfMemory, ValueError):
         for failure in failures:

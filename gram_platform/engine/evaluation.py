@@ -58,8 +58,8 @@ def execute_evaluation(
 def common_work(evaluation: AnyEvaluation) -> tuple | None:
     """Returns a key that is equal for evaluations that can be measured together.
 
-    Such evaluations measure the losses of profiles of one run on the same data. Returns None
-    for all other evaluations.
+    Such evaluations measure the losses of profiles of one run on the same data. Returns None for
+    all other evaluations.
     """
     view = evaluation.view
     if evaluation.measure != LOSSES or view.rule != "constant" or view.sources:
@@ -73,8 +73,8 @@ def execute_profiles(
 ) -> list[dict]:
     """Executes evaluations with equal `common_work`, and reads the weights only once.
 
-    The results equal those of `execute_evaluation` bit for bit. Each evaluation records an
-    equal share of the time.
+    The results equal those of `execute_evaluation` bit for bit. Each evaluation records an equal
+    share of the time.
     """
     set_up_torch(execution)
     store, results, missing = execution.store(), {}, {}
@@ -132,8 +132,8 @@ def _token_losses(
 ) -> list[Measured]:
     """Measures every token's loss, as a tensor [num_sequences, seq_len] for each domain.
 
-    The field `losses` has the mean of each domain. `text_losses` has the token losses of each
-    text, which the model reads after an end-of-text token.
+    The field `losses` has the mean of each domain. `text_losses` has the token losses of each text,
+    which the model reads after an end-of-text token.
     """
     (evaluation,) = evaluations
     arrays = {domain: corpus.validation(domain) for domain in evaluation.domains}
@@ -159,8 +159,8 @@ def _continuations(
 ) -> list[Measured]:
     """Samples a continuation, as a list of token ids, for each document of each domain.
 
-    A continuation ends at the first end-of-text token. The field `surprisals` has, for each
-    domain, the mean of -log probability of the sampled tokens, in nats.
+    A continuation ends at the first end-of-text token. The field `surprisals` has, for each domain,
+    the mean of -log probability of the sampled tokens, in nats.
     """
     from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer, text_tokens
 

@@ -104,7 +104,7 @@ class Execution:
         return self.placement.fewest.num_ranks
 
     def corpus(self, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
-        """Opens packed data with `open_corpus`, which may raise its errors."""
+        """Opens packed data as `open_corpus` does, and raises the same errors."""
         return open_corpus(Store(self.storage), data_id, ahead)
 
     def corpus_of(self, run: RunConfig) -> PackedCorpus:

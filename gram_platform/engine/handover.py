@@ -144,8 +144,8 @@ def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> No
 def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
     """Packs all files of ended nodes, except weights and checkpoints, into a .tar.gz.
 
-    Returns the number of ended nodes. In the storage that unpacks the archive, these nodes are
-    done or diverged, but other nodes that need their weights fail.
+    Returns the number of ended nodes. In the storage that unpacks the archive, these nodes are done
+    or diverged, but other nodes that need their weights fail.
     """
     lifecycle, root = NodeLifecycle(store), Path(store.root)
     ends = lifecycle.ends(nodes)
@@ -165,8 +165,8 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
 def unpack_archive(path: Path, store: Store) -> int:
     """Writes the files of an archive that the storage lacks; returns how many it wrote.
 
-    Raises ValueError, before anything is written, for content that `write_archive` does not
-    write, such as a link or a path that leads out of the storage.
+    Raises ValueError, before anything is written, for content that `write_archive` does not write,
+    such as a link or a path that leads out of the storage.
     """
     files, folders = set(), set()
     for names, *_ in _read_archive(path):
@@ -187,8 +187,8 @@ def unpack_archive(path: Path, store: Store) -> int:
 def _read_archive(path: Path) -> Iterator[tuple[tuple[str, ...], int, gzip.GzipFile]]:
     """Yields (parts of the path, number of bytes, stream at the content) of each file.
 
-    Accepts only headers of files and of long file names, because `write_archive` writes no
-    others. `tarfile` would read any other header into memory, whatever its length.
+    Accepts only headers of files and of long file names, because `write_archive` writes no others.
+    `tarfile` would read any other header into memory, whatever its length.
     """
     target_kind("archive", path)
     num_files, long_name = 0, ""

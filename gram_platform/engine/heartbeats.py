@@ -31,8 +31,7 @@ class Heartbeats:
     def look(self, run_ids: Iterable[str]) -> bool:
         """Returns whether a reading has ended since the last call. Never waits.
 
-        Starts the next reading, of these runs, after a pause. Raises the error of the last
-        reading.
+        After a pause, starts the next reading of these runs. Raises the last reading's error.
         """
         now = time.monotonic()
         if self._job.is_busy:
@@ -56,10 +55,7 @@ class Heartbeats:
         self._next = ended + max(SHORTEST_PAUSE_S, PAUSE_RATIO * (ended - started))
 
     def _beat_of(self, run_id: str) -> dict | None:
-        """Reads the lease of the attempt that is already known.
-
-        If this lease has no new heartbeat, reads the lease of the run's last attempt.
-        """
+        """Reads the known attempt's lease. Without a new heartbeat, reads the last attempt's."""
         run, before = self._store.run(run_id), self.latest.get(run_id)
         lease = read_lease(run.attempt(before["attempt"])) if before else None
         if before and lease and not lease["released"] and lease["time"] > before["time"]:

@@ -97,9 +97,9 @@ class CrashPolicy:
     ) -> NextStep:
         """Returns what to do after an error of the node or trial with this name.
 
-        `kind` is the error's `kind_of`, `text` its message, and `saved_step` the step of
-        the last checkpoint. `probe` is the device's last probe. If that probe failed, the
-        machine is cordoned.
+        `kind` is the error's `kind_of`, `text` its message, and `saved_step` the step of the last
+        checkpoint. `probe` is the device's last probe. If that probe failed, the machine is
+        cordoned.
         """
         if kind == HELD:
             return NextStep(HELD)
@@ -155,10 +155,7 @@ class NodeLifecycle:
         directory.add_tags(tags_to_add(directory.tags(), node.names))
 
     def divergence(self, node: Node) -> str:
-        """Reads why a run diverged, or returns "" if it did not diverge.
-
-        With `retry_diverged` always returns "".
-        """
+        """Reads why a run diverged, or "" if it did not or if `retry_diverged` is true."""
         if self._retry_diverged or not node.is_run:
             return ""
         failure = self._store.run(node.id).failure()
@@ -251,10 +248,9 @@ class WaitingNodes:
     def tasks(self) -> Iterator[tuple[int, Iterator[Task]]]:
         """Yields (number of ranks, tasks that can start). The caller calls `start` for each task.
 
-        Evaluations come first, because they are short and fill the table. The runs with the
-        most ranks follow, because other runs would take their resources. Among runs with
-        the same number of ranks, those that begin the longest chain of nodes, in hours,
-        come first.
+        Evaluations come first, because they are short and fill the table. The runs with the most
+        ranks follow, because other runs would take their resources. Among runs with the same number
+        of ranks, those that begin the longest chain of nodes, in hours, come first.
         """
         for (_, minus_ranks), queue in sorted(self._queues.items()):
             yield -minus_ranks, (tuple(self._tasks[key]) for _, key in queue)
@@ -280,8 +276,8 @@ class WaitingNodes:
     ) -> None:
         """Retries a node after a delay, before all other nodes of its queue.
 
-        `held` means that another driver executes the node. `alone` means that the node gets
-        its own task from now on.
+        `held` means that another driver executes the node. `alone` means that the node gets its own
+        task from now on.
         """
         self._held |= {node.id} if held else set()
         self._alone |= {node.id} if alone else set()
@@ -339,8 +335,8 @@ def _read_finished(
 ) -> tuple[Mapping[str, Finished | None], set[str]]:
     """Reads what is stored of nodes and of the runs that they need, and which nodes are done.
 
-    Returns (`store.read_finished` by id, ids of done nodes). A node is done if it has a result,
-    the nodes that it needs are done, and its result was made from their current weights.
+    Returns (`store.read_finished` by id, ids of done nodes). A node is done if it has a result, the
+    nodes that it needs are done, and its result was made from their current weights.
     """
     needs_of = {node.id: node.needs for node in nodes}
     keys = [(node.kind, node.id) for node in nodes]

@@ -112,8 +112,8 @@ def execute_run(
 
     SIGTERM, or the caller's `stop_request`, ends the process after the current step, with a
     checkpoint. Raises LeaseHeld while another process works on the run, and ValueError if the
-    checkpoint was made with other data. TrainingDiverged, OutOfMemory (with advice) and
-    unforeseen errors are raised, and recorded as the run's failure.
+    checkpoint was made with other data. TrainingDiverged, OutOfMemory (with advice) and unforeseen
+    errors are raised, and recorded as the run's failure.
     """
     set_up_torch(execution)
     store = execution.store()

@@ -128,8 +128,8 @@ class ResourceUsage:
     def system(self) -> dict[str, float]:
         """Measures the machine's processors, memory and GPU at most every `SYSTEM_EVERY_S`.
 
-        Returns {} if it is called earlier. The keys are MLflow's names. A metric that
-        cannot be measured is skipped.
+        Returns {} if it is called earlier. The keys are MLflow's names. A metric that cannot be
+        measured is skipped.
         """
         if time.monotonic() < self._next_system:
             return {}
@@ -244,8 +244,8 @@ def stop_on_signal(
 ) -> Iterator[StopRequest]:
     """Context manager that turns the first of the signals into a stop request.
 
-    A second signal runs the previous handler. Only a main thread can handle signals. Another
-    thread gets the request of `note_sigterm`, if there is one.
+    A second signal runs the previous handler. Only a main thread can handle signals. Another thread
+    gets the request of `note_sigterm`, if there is one.
     """
     if threading.current_thread() is not threading.main_thread():
         yield stop_request or _request_of_process or StopRequest()

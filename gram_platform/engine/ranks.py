@@ -66,10 +66,10 @@ def train_rank(
 ) -> RanksStopped | None:
     """Trains this rank's part of a run in an initialised process group.
 
-    Returns None if the run is complete, otherwise why the ranks stopped. A thread calls
-    `report` every `REPORT_EVERY_S`, equally often on all ranks. While other ranks load or save,
-    a rank waits for at most `LONG_WORK_TIMEOUT_S`. In a step it waits for at most the process
-    group's time-out. If a rank runs out of memory, it raises OutOfMemory with advice.
+    Returns None if the run is complete, otherwise why the ranks stopped. A thread calls `report`
+    every `REPORT_EVERY_S`, equally often on all ranks. While other ranks load or save, a rank waits
+    for at most `LONG_WORK_TIMEOUT_S`. In a step it waits for at most the process group's time-out.
+    If a rank runs out of memory, it raises OutOfMemory with advice.
     """
     set_up_torch(execution)
     patient = _patient_group()
@@ -137,8 +137,8 @@ def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
 class Reports(StopRequest):
     """Reports this rank's progress in a thread, because a report waits for ranks and Ray's head.
 
-    All ranks must report equally often. So they vote on when to report, and no rank starts a
-    report while the last report of any rank is still running.
+    All ranks must report equally often. So they vote on when to report, and no rank starts a report
+    while the last report of any rank is still running.
     """
 
     def __init__(self, report: Report | None, stop_request: StopRequest):

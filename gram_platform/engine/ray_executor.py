@@ -146,8 +146,7 @@ class RayExecutor(Executor):
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
         """Starts a run of several ranks; returns the reference to its warnings.
 
-        A task on the driver's machine waits for the ranks, because this machine is not
-        preempted.
+        A task on the driver's machine waits for the ranks, because this machine is not preempted.
         """
         here = ray.get_runtime_context().get_node_id()
         execute = _execute_gang.options(

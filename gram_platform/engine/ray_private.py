@@ -148,8 +148,8 @@ def adapt(trainer: Any) -> Any:
     """Changes a trainer to request a run's ranks only once, as a placement group; returns it.
 
     Otherwise Ray Train would also request each rank separately, and the autoscaler would start
-    machines of one GPU that no rank uses. Ray Train would also keep a process for datasets,
-    which no run has.
+    machines of one GPU that no rank uses. Ray Train would also keep a process for datasets, which
+    no run has.
     """
     from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
     from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy

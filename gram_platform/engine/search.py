@@ -206,9 +206,9 @@ class _Scheduler(_StaysHere, FIFOScheduler):
 def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "") -> dict[str, str]:
     """Returns Ray's label selector of the machines that may execute a trial; {} for all machines.
 
-    If the cluster must not grow, the selector names only present machines. A trial of several
-    ranks only waits for its ranks, so it is placed on the driver's machine, which is not
-    preempted. The machine with the id `avoided` is used only if there is no other.
+    If the cluster must not grow, the selector names only present machines. A trial of several ranks
+    only waits for its ranks, so it is placed on the driver's machine, which is not preempted. The
+    machine with the id `avoided` is used only if there is no other.
     """
     if not {"CPU", "GPU"} & bundle.keys():
         return {NODE_ID: ray.get_runtime_context().get_node_id()}
@@ -288,10 +288,10 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
     def _fits(self) -> bool:
         """Returns whether one more trial may be proposed.
 
-        A trial that depends on results is proposed only when it can start, so that Optuna
-        knows as many earlier results as possible. On a cluster that can grow, other trials
-        may wait in Ray's queue, so that the autoscaler starts machines. With
-        `max_concurrent`, trials that depend on results may wait there too.
+        A trial that depends on results is proposed only when it can start, so that Optuna knows as
+        many earlier results as possible. On a cluster that can grow, other trials may wait in Ray's
+        queue, so that the autoscaler starts machines. With `max_concurrent`, trials that depend on
+        results may wait there too.
         """
         max_concurrent = self._tuning.max_concurrent
         if not self._running:

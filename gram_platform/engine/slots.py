@@ -77,11 +77,10 @@ class SlotPool:
     def request(self, number: int, reserved: str = "") -> None:
         """Starts or ends slots, so that `number` slots are free.
 
-        Surplus slots that have not started end at once. Other surplus slots end after
-        `IDLE_S` without work. After a failed start no slot starts for 1 s, then for 2 s, 4
-        s and so on. `reserved` is a machine that is kept free for a run of several ranks.
-        The slots of this machine end without another task. Meanwhile no slot starts on any
-        machine.
+        Surplus slots that have not started end at once. Other surplus slots end after `IDLE_S`
+        without work. After a failed start no slot starts for 1 s, then for 2 s, then for 4 s and so
+        on. `reserved` is a machine that is kept free for a run of several ranks. Its slots end
+        without another task. Meanwhile no slot starts on any machine.
         """
         now = time.monotonic()
         self._reserved_machine = reserved
@@ -166,8 +165,8 @@ class SlotPool:
     ) -> ray.ObjectRef | None:
         """Gives a task to an idle slot, and returns the reference to its warnings.
 
-        Returns None if no slot is idle. A slot with the probe `avoided` gets the task only
-        if all slots have this probe.
+        Returns None if no slot is idle. A slot with the probe `avoided` gets the task only if all
+        slots have this probe.
         """
         # The slot that was used last gets the task, so that the others can end.
         slot = next((s for s in reversed(self.idle) if self.probes[s] != avoided), None)

@@ -75,8 +75,8 @@ def trial_class(
 ) -> type[Trial]:
     """Returns a class of trials with these values, which all trials of a search share.
 
-    `tune.with_parameters` would put the values into Ray's object store. If Ray's process on
-    this machine died, Ray would then end the driver without a message.
+    `tune.with_parameters` would put the values into Ray's object store. If Ray's process on this
+    machine died, Ray would then end the driver without a message.
     """
     shared = {"problem": problem, "execution": execution, "resources": resources}
     # The name is `Trial`, because a user who reads Tune's results names this class.

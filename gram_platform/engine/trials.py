@@ -166,8 +166,7 @@ class OptunaSource:
     """Proposes trials, each from the Optuna study that has the most trials left.
 
     A search must have only one driver at a time. A trial that a dead driver left running is
-    proposed again with the same parameters. A failed trial does not count as one of
-    `num_trials`.
+    proposed again with the same parameters. A failed trial does not count as one of `num_trials`.
     """
 
     def __init__(self, groups: Sequence[Group], space: Space, objective: SearchObjective):
@@ -182,8 +181,8 @@ class OptunaSource:
     def is_independent(self) -> bool:
         """Whether the next proposal is independent of running trials' results.
 
-        This is true of a proposal that resumes a trial, and of the first proposals, which
-        are random.
+        This is true of a proposal that resumes a trial, and of the first proposals, which are
+        random.
         """
         group = self._next_group()
         if group is None or group.resumable:
@@ -265,9 +264,9 @@ def execute_trial(
 ) -> Outcome:
     """Executes the missing nodes of a trial; returns the trial's outcome with its metrics.
 
-    A device error, running out of memory and Unavailable are raised, because the trial may
-    succeed in another process. Any other exception becomes the outcome's message. Raises
-    SystemExit if this process gets SIGTERM or its machine is drained.
+    A device error, running out of memory and Unavailable are raised, because the trial may succeed
+    in another process. Any other exception becomes the outcome's message. Raises SystemExit if this
+    process gets SIGTERM or its machine is drained.
     """
     started, clock = time.time(), time.monotonic()
     store = Store(execution.storage)
@@ -347,9 +346,9 @@ def reservation(placements: Collection[Placement], resources: Resources) -> dict
     """Returns Ray's resources for a trial whose nodes have these placements.
 
     A trial of one rank reserves the CPUs and GPUs of a run. Without GPUs it also reserves the
-    memory of its largest node. A trial of several ranks only waits for Ray Train's workers,
-    which have their own reservations. It waits on the driver's machine, whose memory limits how
-    many trials can wait (`most_gangs`).
+    memory of its largest node. A trial of several ranks only waits for Ray Train's workers, which
+    have their own reservations. It waits on the driver's machine, whose memory limits how many
+    trials can wait (`most_gangs`).
     """
     if trial_ranks(placements) > 1:
         return {"memory": MEMORY_STEP}

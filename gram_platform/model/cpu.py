@@ -57,9 +57,8 @@ UNTRIMMED_BYTES = 2**31 - 1
 def keep_freed_memory() -> Iterator[None]:
     """Context manager that keeps memory which is freed at the end of the heap; glibc only.
 
-    Blocks of memory of 32 MiB and more still return to the system at once. glibc cannot restore
-    its own thresholds, so memory that is freed later is kept until this context manager ends
-    again.
+    Blocks of memory of 32 MiB and more still return to the system at once. glibc cannot restore its
+    own thresholds, so memory that is freed later is kept until the next use of this function ends.
     """
     libc = ctypes.CDLL(None)
     if os.environ.get(VARIABLE) == PLAIN or not hasattr(libc, "mallopt"):

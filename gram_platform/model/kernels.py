@@ -156,8 +156,8 @@ def attention(
 ) -> Tensor:
     """Returns out_BHTh of grouped-query attention, with scores divided by the square root of h.
 
-    `mask_BTT` is added to the scores and has their dtype. It is 0 or -inf, and always -inf
-    above the diagonal.
+    `mask_BTT` is added to the scores and has their dtype. It is 0 or -inf, and always -inf above
+    the diagonal.
     """
     needs_gradient = torch.is_grad_enabled() and (q_BHTh.requires_grad or v_BKSh.requires_grad)
     is_square = is_causal and q_BHTh.shape[2] == k_BKSh.shape[2]
@@ -191,10 +191,7 @@ def _arguments(
 
 
 def repeats_keys(dtype: torch.dtype, head_dim: int, is_masked: bool) -> bool:
-    """Returns whether a GPU's kernel needs keys repeated for every head.
-
-    torch.compile treats this as a constant.
-    """
+    """Returns whether a GPU's kernel needs keys for every head, a constant to torch.compile."""
     return attention_kernel("cuda", dtype.itemsize, head_dim, is_masked, gpu_kernels()) == EFFICIENT
 
 

@@ -184,8 +184,8 @@ def _sum_modules(
 ) -> Tensor:
     """Returns total_BTY, the sum of each row's modules.
 
-    `every(x_MnX)` computes padded modules at once. Otherwise `one(x_nX, module)` computes each
-    module.
+    `every(x_MnX)` computes padded modules together. Otherwise `one(x_nX, module)` is called for
+    each.
     """
     pairs = active.pairs if active.padded is None else active.padded
     taken_PTX = pairs.take(x_BTX)

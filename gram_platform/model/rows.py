@@ -127,9 +127,9 @@ class RowReader:
     ) -> Tensor:
         """Stores new keys and values in the memory; returns the attention's x_BTD.
 
-        The queries of a group use one key-value head, which is not copied. `first_head` is
-        the attention's first key-value head in the memory. `rows` are the rows of
-        `reading`, if possible as a slice, because a slice copies no keys or values.
+        The queries of a group use one key-value head, which is not copied. `first_head` is the
+        attention's first key-value head in the memory. `rows` are the rows of `reading`, if
+        possible as a slice, because a slice copies no keys or values.
         """
         rows_B, positions_BT, visible_BTS, cos, sin = reading
         q_BHTh, *new = attention.heads(normed_BTD, lambda x, _: rotate(x, cos, sin))

@@ -265,8 +265,8 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Returns logits_BTV.
 
-        Only the first `num_trained` sequences train shared parameters and the core. With
-        None, all sequences do.
+        Only the first `num_trained` sequences train shared parameters and the core. With None, all
+        sequences do.
         """
         x_BTD = self.wte(tokens_BT, num_trained)
         ordered = {d: active[d] for d in self.config.module_domains if d in active}
@@ -284,8 +284,8 @@ class Transformer(nn.Module):
 def document_mask(tokens_BT: Tensor, document_end: int, dtype: torch.dtype) -> Tensor | None:
     """Returns the mask to add to scores [B, T, T], or None for a `document_end` below 0.
 
-    It is 0 for keys of the query's document up to the query, otherwise -inf. The token that
-    ends a document belongs to that document.
+    It is 0 for keys of the query's document up to the query, otherwise -inf. The token that ends a
+    document belongs to that document.
     """
     if document_end < 0:
         return None
@@ -350,8 +350,8 @@ def initial_weight(config: ModelConfig, seed: int, name: str, shape: tuple[int, 
     """Draws a parameter in float32 that depends only on its name, its shape and the seed.
 
     Weights are normal with `init_std`, divided by sqrt(2 x layers) for projections into the
-    residual stream (GPT-2's convention; the paper does not say). Biases are 0, gains of norms
-    1. A LoRA's B is 0, its A has variance 1 / (3 fan-in) [ours].
+    residual stream (GPT-2's convention; the paper does not say). Biases are 0, gains of norms 1. A
+    LoRA's B is 0, its A has variance 1 / (3 fan-in) [ours].
     """
     if name.endswith(("bias", "fc_b.weight", "gate_b.weight", "proj_b.weight")):
         return torch.zeros(shape)

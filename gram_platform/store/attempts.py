@@ -46,8 +46,8 @@ from gram_platform.store.tensors import hash_tensors, save_tensors
 class Attempt:
     """An attempt that `RunDirectory.start_attempt` starts. The end of its block releases the lease.
 
-    A thread renews the lease, because a step may last longer than the lease. If the lease
-    expires before it is renewed, `heartbeat` and commits raise LeaseLost.
+    A thread renews the lease, because a step may last longer than the lease. If the lease expires
+    before it is renewed, `heartbeat` and commits raise LeaseLost.
     """
 
     def __init__(self, run, attempt_id: str, owner: str, lease_seconds: float) -> None:
@@ -83,9 +83,9 @@ class Attempt:
     ) -> Resumed | None:
         """Reads the run's newest intact checkpoint, from which this attempt continues, or None.
 
-        If `read(attempts, step, attempt_id)` raises CorruptFile, the checkpoint is set
-        aside with a warning. If `read` raises OSError, the next older checkpoint is read.
-        If there is none, the OSError is raised, because starting over would lose all work.
+        If `read(attempts, step, attempt_id)` raises CorruptFile, the checkpoint is set aside with a
+        warning. If `read` raises OSError, the next older checkpoint is read. If there is none, the
+        OSError is raised, because starting over would lose all work.
         """
         unreadable = None
         clear_debris(self._attempts)
@@ -121,9 +121,8 @@ class Attempt:
         """Writes a checkpoint of `step`, and adds `records` to the run's history.
 
         `tensors` are CPU tensors by flat name. `state` has JSON values with finite numbers.
-        `records` are the metric records {"step", "time", "metrics"} since the last commit.
-        Raises ValueError if steps do not increase, and LeaseLost if another process may
-        continue the run.
+        `records` are the metric records {"step", "time", "metrics"} since the last commit. Raises
+        ValueError if steps do not increase, and LeaseLost if another process may continue the run.
         """
         self._require_above_last(step)
         with self._detect_takeover():
@@ -176,10 +175,10 @@ class Attempt:
     ) -> dict:
         """Saves the final weights and writes `result.json`, unless the run has a result.
 
-        Returns the run's result, which has the fields of `final`, `run_id`,
-        `weights_sha256` and `sha256`. The fields of `final` must be deterministic.
-        `records` are the metric records since the last commit. `measured` is added to the
-        run's `timing()`. Removes the run's checkpoints.
+        Returns the run's result, which has the fields of `final`, `run_id`, `weights_sha256` and
+        `sha256`. The fields of `final` must be deterministic. `records` are the metric records
+        since the last commit. `measured` is added to the run's `timing()`. Removes the run's
+        checkpoints.
         """
         save = partial(self._folder.write_with, WEIGHTS, partial(save_tensors, tensors=tensors))
         return self._finish(save, final, hash_tensors(tensors), records, measured)
@@ -248,8 +247,8 @@ class Attempt:
     def _detect_takeover(self) -> Iterator[None]:
         """Context manager that raises LeaseLost if another process has taken over the run.
 
-        This is so if the lease has expired, or if a file is missing because another attempt
-        removed it.
+        This is so if the lease has expired, or if a file is missing because another attempt removed
+        it.
         """
         self._require_lease()
         try:

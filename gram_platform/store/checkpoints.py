@@ -183,8 +183,8 @@ def has_weights(attempt: Folder) -> bool:
 def clear_weights(attempts: Folder) -> None:
     """Removes the weights, even half-written, of attempts that ended before they finished.
 
-    Call this only if a finished attempt has the result's weights. An attempt that only seemed
-    to have ended may lose its own weights.
+    Call this only if a finished attempt has the result's weights. An attempt that only seemed to
+    have ended may lose its own weights.
     """
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)

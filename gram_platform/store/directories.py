@@ -221,9 +221,9 @@ class EvaluationDirectory(NodeDirectory):
     ) -> dict:
         """Writes the tensors, and the result unless there is one. Returns the result.
 
-        `result` must have only deterministic fields. The stored result also has `eval_id`,
-        `sha256` and the hash of `tensors`. `timing` may have `elapsed_s`. The stored timing
-        also has `ended` and `host`.
+        `result` must have only deterministic fields. The stored result also has `eval_id`, `sha256`
+        and the hash of `tensors`. `timing` may have `elapsed_s`. The stored timing also has `ended`
+        and `host`.
         """
         if self.result() is None:
             facts = {**(timing or {}), "ended": time.time(), "host": socket.gethostname()}

@@ -48,8 +48,8 @@ from gram_platform.store.remote_folder import RemoteFolder
 def retry_if_removed(method: Callable) -> Callable:
     """Decorates a method that writes a file, and calls it again if the unfinished file was removed.
 
-    Other processes remove the unfinished files of a process that seems dead, for example
-    because it was suspended for a long time.
+    Other processes remove the unfinished files of a process that seems dead, for example because it
+    was suspended for a long time.
     """
 
     @functools.wraps(method)
@@ -109,8 +109,8 @@ class LocalFolder(Folder):
     def create(self, name: str, data: bytes) -> bool:
         """Writes the file unless the name exists. Returns whether this call created the file.
 
-        If the call is retried after a transient error, it may return False although it
-        created the file.
+        If the call is retried after a transient error, it may return False although it created the
+        file.
         """
         path = self._target(name)
         with temporary_beside(path) as temporary:
@@ -228,8 +228,8 @@ class LocalFolder(Folder):
     def lock(self, name: str) -> Iterator[None]:
         """Context manager that locks out other processes of this machine.
 
-        The lock only avoids duplicate work. So the block also runs, after a warning, if the
-        file system has no locks or the lock's name is a link.
+        The lock only avoids duplicate work. So the block also runs, after a warning, if the file
+        system has no locks or the lock's name is a link.
         """
         self._check_writable()
         with contextlib.ExitStack() as stack:

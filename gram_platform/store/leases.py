@@ -76,8 +76,8 @@ class Lease:
     A thread renews the lease while `is_working()` is true, and writes each `report` within
     `interval_s`. Raises OSError if the first write fails. Later failures give one warning that
     begins with `warning`, or no warning if `warning` is "". In a `contested` folder an expired
-    lease is renewed until another process has taken it over. In other folders an expired lease
-    is not renewed.
+    lease is renewed until another process has taken it over. In other folders an expired lease is
+    not renewed.
     """
 
     def __init__(
@@ -187,9 +187,9 @@ def is_fresh(lease: dict | None) -> bool:
 def has_ended(lease: dict | None) -> bool:
     """Returns whether the lease's owner has ended, so that its half-written files can be removed.
 
-    This is certain for a process of this machine. A process of another machine counts as ended
-    if its last heartbeat is older than GONE_AFTER_S. If that process wakes up after all, it
-    writes the removed files again.
+    This is certain for a process of this machine. A process of another machine counts as ended if
+    its last heartbeat is older than GONE_AFTER_S. If that process wakes up after all, it writes the
+    removed files again.
     """
     if not lease:
         return False

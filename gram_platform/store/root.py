@@ -54,9 +54,9 @@ class StoreFacts(TypedDict):
 class Finished:
     """What the storage has about a node with a result.
 
-    `sha256` is the result's hash. `weights_sha256` is the hash of the result's weights, or ""
-    for an evaluation. `sources` are the hashes, by id, of the weights from which the result was
-    made. `has_config` is whether the config is intact.
+    `sha256` is the result's hash. `weights_sha256` is the hash of the result's weights, or "" for
+    an evaluation. `sources` are the hashes, by id, of the weights from which the result was made.
+    `has_config` is whether the config is intact.
     """
 
     sha256: str
@@ -106,9 +106,9 @@ class Store:
     def open_for_writing(self, min_free_bytes: int = MIN_FREE_BYTES) -> "Store":
         """Creates the storage if it does not exist, allows writing, and returns this store.
 
-        Raises ValueError, which names `storage`, if files cannot be written. Also raises
-        the errors of `require_known_layout`. A local storage needs `min_free_bytes` of free
-        space, and must have no link or pipe.
+        Raises ValueError, which names `storage`, if files cannot be written. Also raises the errors
+        of `require_known_layout`. A local storage needs `min_free_bytes` of free space, and must
+        have no link or pipe.
         """
         self.require_known_layout()
         folder = open_folder(self.root, writable=True)
@@ -144,8 +144,8 @@ class Store:
     def read_finished(self, nodes: Iterable[tuple[str, str]]) -> dict[str, Finished | None]:
         """Returns {id: what is stored of a node, or None if the node has no result}.
 
-        `nodes` are pairs of kind and id. An object store is listed only twice, and nodes
-        that have no file there are left out.
+        `nodes` are pairs of kind and id. An object store is listed only twice, and nodes that have
+        no file there are left out.
         """
         directories = (self.node(kind, node_id) for kind, node_id in nodes)
         folder = self._folder
@@ -171,7 +171,7 @@ class Store:
         return {node.node_id: index.get(key) for key, node in present.items()}
 
     def concurrently(self, work: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Outcome]:
-        """Returns `work(item)` of all items in order. An object store is used in threads."""
+        """Returns `work(item)` of all items in order. Uses threads for an object store."""
         if self.is_local:
             return [work(item) for item in items]
         with ThreadPoolExecutor(THREADS) as threads:
@@ -323,10 +323,7 @@ class Cordoned(TypedDict):
 
 
 def write_cordoned(store: Store, study: str, machines: Sequence[Mapping]) -> None:
-    """Writes the cordoned machines of a study, or removes the file if there are none.
-
-    `machines` have the fields of `Cordoned`, and may have others.
-    """
+    """Writes a study's cordoned machines, with the fields of `Cordoned` and any others."""
     folder = store.study_dir(study)
     if machines:
         folder.write_json(CORDONED, {"machines": list(machines)})

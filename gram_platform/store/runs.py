@@ -163,8 +163,7 @@ class RunDirectory(NodeDirectory):
     def timing(self) -> dict:
         """Reads `elapsed_s` and, of a complete run, tokens_per_second, host, started and ended.
 
-        `elapsed_s` is the sum over all attempts, minus the work that a later attempt
-        repeated.
+        `elapsed_s` is the sum over all attempts, minus the work that a later attempt repeated.
         """
         head = self._head()
         if head is None:
@@ -257,9 +256,9 @@ class RunDirectory(NodeDirectory):
     def open_weights(self) -> "Iterator[DiskTensors]":
         """Context manager that yields the verified final weights, each read from disk on access.
 
-        Raises ValueError if the run is not complete or has no intact weights. A store
-        opened for writing then sets corrupted weights and the result aside, so that
-        submitting trains the run again.
+        Raises ValueError if the run is not complete or has no intact weights. A store opened for
+        writing then sets corrupted weights and the result aside, so that submitting trains the run
+        again.
         """
         result = self.require_result()
         finished = [attempt_id for attempt_id, _ in self.list_finished_attempts(result)]

@@ -114,8 +114,8 @@ def read_checkpoint(
 def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
     """Context manager that yields an attempt's final weights, which are read tensor by tensor.
 
-    The caller must compare the weights' hash. Raises FileNotFoundError if the weights are
-    missing, and ValueError if a file is not whole.
+    The caller must compare the weights' hash. Raises FileNotFoundError if the weights are missing,
+    and ValueError if a file is not whole.
     """
     with contextlib.ExitStack() as stack:
         if attempt.exists(WEIGHTS):

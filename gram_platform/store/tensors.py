@@ -128,7 +128,7 @@ class TensorFile:
 def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Iterator[TensorFile]:
     """Context manager that opens a safetensors file.
 
-    `attempt` retries each access. It is `once` for a file that is not in a storage. Raises
+    `attempt` retries each access, or is `once` for a file that is not in a storage. Raises
     ValueError if the file is not whole, and OSError if it cannot be read.
     """
     name = os.fspath(path)

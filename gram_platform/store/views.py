@@ -37,9 +37,9 @@ Weights = Mapping[str, torch.Tensor]
 def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, DiskTensors]]:
     """Context manager that yields (config with only the view's modules, float32 weights by name).
 
-    Modules can be from different runs. Each access reads a tensor from disk. Modules outside
-    the view are absent, so that no byte of them is in this process's memory. Raises ValueError
-    if a run lacks a module.
+    Modules can be from different runs. Each access reads a tensor from disk. Modules outside the
+    view are absent, so that no byte of them is in this process's memory. Raises ValueError if a run
+    lacks a module.
     """
     config = view_model(store, view)
     with contextlib.ExitStack() as stack:
@@ -129,8 +129,8 @@ def merge_rows(
     """Returns rows [first, stop) of a merged tensor of an MLP or of attention.
 
     `name` is the merged tensor's, such as `blocks.0.mlp.c_fc.weight`. `read` reads rows of the
-    routed model's tensors. Output biases, LoRAs, and the queries, keys and values of modules
-    are read whole. Of other tensors only the needed rows are read.
+    routed model's tensors. Output biases, LoRAs, and the queries, keys and values of modules are
+    read whole. Of other tensors only the needed rows are read.
     """
     if ".attn." in name:
         return _merge_heads(config, read, active, name, first, stop)
