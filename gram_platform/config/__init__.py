@@ -174,7 +174,10 @@ class RunConfig:
 
     @property
     def route_unit(self) -> int:
-        """Sequences that share a route (a window if accumulation is uniform, or a micro-batch)."""
+        """The number of consecutive sequences that share a route.
+
+        This is a window if accumulation is uniform, otherwise a micro-batch.
+        """
         return self.micro_batch if self.routing.accumulation == "heterogeneous" else self.batch_size
 
     @property
@@ -203,5 +206,5 @@ def run_from_plain(plain: Mapping) -> RunConfig:
 
 
 def node_from_plain(kind: str, plain: Mapping) -> RunConfig | AnyEvaluation | TaskScores:
-    """Reads the config of a node, whose `kind` is run or evaluation (otherwise KeyError)."""
+    """Reads a node's config. Raises KeyError unless `kind` is `run` or `evaluation`."""
     return {"run": run_from_plain, "evaluation": evaluation_from_plain}[kind](plain)

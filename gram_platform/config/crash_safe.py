@@ -28,10 +28,10 @@ UNSYNCED = {errno.EINVAL, errno.ENOTSUP}
 
 @contextlib.contextmanager
 def whole_file(path: str | Path, durable: bool = False) -> Iterator[str]:
-    """Yields a temporary path to fill, which replaces `path` if the block succeeds.
+    """Context manager that yields a temporary path, which replaces `path` if the block succeeds.
 
     Readers see the old file or the new file. If `durable`, the content survives a crash of the
-    machine. So does the name after `sync` of the folder.
+    machine. The name also survives after `sync` of the folder.
     """
     with temporary_beside(path) as temporary:
         yield temporary
@@ -42,7 +42,7 @@ def whole_file(path: str | Path, durable: bool = False) -> Iterator[str]:
 
 @contextlib.contextmanager
 def temporary_beside(path: str | Path) -> Iterator[str]:
-    """Yields a hidden path in the same folder, and removes it after the block."""
+    """Context manager that yields a hidden path in the same folder, and removes it at the end."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".tmp-{os.getpid()}-{secrets.token_hex(4)}.{name}")
     try:
@@ -100,7 +100,7 @@ def remove_whole(path: str | Path) -> None:
 def require_plain(folder: str | Path) -> None:
     """Raises ValueError if a storage's folder is or contains a link, pipe or device.
 
-    Everybody who can write to the storage can make a link, which may lead anywhere on this machine.
+    Anybody who can write to the storage can create a link, which may lead anywhere on this machine.
     """
     if (kind := kind_of(folder)) not in (A_FOLDER, ""):
         raise unplain(folder, kind, A_FOLDER)
@@ -109,7 +109,7 @@ def require_plain(folder: str | Path) -> None:
 
 
 def unplain(path: str | Path, kind: str, expected: str) -> ValueError:
-    """Makes the error for a link or pipe in place of a storage's file or folder."""
+    """Returns the error for a link or pipe in place of a storage's file or folder."""
     remedy = "remove it; to use another disk, mount it there or name a folder on it by --storage"
     return invalid("storage", str(path), f"{expected}, found {kind}: {remedy}")
 
@@ -155,8 +155,8 @@ def make_folders(path: str, durable: bool = False) -> None:
 def create_database(path: Path, make: Callable[[Path], object]) -> None:
     """Calls `make` to create an SQLite database under another name, and then renames it.
 
-    So a kill leaves no half-made database. The file's mode follows the umask. Only one process at a
-    time may call this, because it removes the leftovers of a kill.
+    So a killed process leaves no half-made database. The file's mode follows the umask. Only one
+    process at a time may call this, because each call removes the leftovers of a killed process.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     for name in (unfinished.name, f"{unfinished.name}-journal"):
@@ -168,9 +168,9 @@ def create_database(path: Path, make: Callable[[Path], object]) -> None:
 
 
 def this_place() -> str:
-    """Names the machine, its boot and the pid namespace, within which a pid names a process.
+    """Names this machine, its boot and the pid namespace, within which a pid is unique.
 
-    Containers may share a host name.
+    The host name is not enough, because containers may share it.
     """
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:

@@ -1,4 +1,4 @@
-"""Ends commands, with exit codes, signals, and output that a terminal or a file cannot take.
+"""Handles a command's exit codes, signals, and output that a terminal or a file cannot take.
 
 Exit codes are 0 (done), 1 (something failed, or the work stopped), 2 (nothing was started, because
 of bad input or a file that this user may not read or write), 3 (the allowed time or money is used
@@ -53,21 +53,21 @@ def exit_with(work: Callable[[], int]) -> None:
 
 
 class _Ended(SystemExit):
-    """The end of a command whose error is printed already."""
+    """Ends a command whose error has already been printed."""
 
 
 def begin_work() -> None:
-    """Notes that results are kept from now on, so that errors have exit code 1."""
+    """Records that work has begun, so that errors from now on have exit code 1."""
     global _has_begun
     _has_begun = True
 
 
 @contextlib.contextmanager
 def exit_codes(advice: str = "") -> Iterator[None]:
-    """Ends the process with a line and an exit code if the block fails.
+    """Context manager that ends the process with a line and an exit code if the block fails.
 
-    `advice` follows if work had begun. Only errors of the program keep their traceback. SIGTERM
-    ends the block as Ctrl-C does. A user without a home is bad input, because MLflow and Ray cannot
+    If work had begun, the line ends with `advice`. Only bugs keep their traceback. SIGTERM ends the
+    block as Ctrl-C does. A user without a home counts as bad input, because MLflow and Ray cannot
     be imported then.
     """
     global _has_begun
@@ -137,7 +137,7 @@ def explain_error(error: BaseException) -> str:
 
 
 def worst(*codes: int) -> int:
-    """Returns the worst of several exit codes, which are ranked 2, 1, 3, 0."""
+    """Returns the worst of several exit codes. From worst to best they are 2, 1, 3 and 0."""
     return next(
         (code for code in (BAD_INPUT, FAILED, TIME_IS_UP) if code in codes),
         max(codes, default=DONE),
@@ -148,9 +148,9 @@ def worst(*codes: int) -> int:
 
 
 def escape_output() -> None:
-    """Lets standard output and error escape what their encoding cannot spell.
+    """Makes standard output and error escape characters that their encoding lacks.
 
-    Also sets a width for a terminal without a width.
+    Also sets $COLUMNS if a terminal has no width or is too narrow, and replaces closed streams.
     """
     width = shutil.get_terminal_size().columns
     if "COLUMNS" in os.environ or width < FEWEST_COLUMNS:
@@ -185,7 +185,7 @@ def outlive_output() -> None:
 
 
 class _Outlived(io.FileIO):
-    """A file that becomes the null device at its first error."""
+    """A file whose writes go to the null device after the first error."""
 
     def write(self, data: Any, /) -> int:
         try:

@@ -109,7 +109,7 @@ def _mlp(
     trained: bool,
     hidden_grad: bool = False,
 ) -> int:
-    """Counts c_gate, c_fc and c_proj, which needs its input's gradient if hidden units do."""
+    """Counts c_gate, c_fc and c_proj. With `hidden_grad` the hidden units need a gradient."""
     # SwiGLU has two projections up.
     up = (1 + config.is_llama) * _linear(num_tokens, config.d_model, width, input_grad, trained)
     return up + _linear(
@@ -125,7 +125,7 @@ def _lora(
     hidden_grad: bool,
     trained: bool,
 ) -> int:
-    """Counts B A of every projection; `hidden_grad`: the core's hidden units need a gradient."""
+    """Counts B A of each projection. With `hidden_grad` the core's hidden units need a gradient."""
     up = _linear(num_tokens, config.d_model, rank, input_grad, trained)
     up += _linear(num_tokens, rank, config.d_mlp, input_grad or trained, trained)
     up *= 1 + config.is_llama

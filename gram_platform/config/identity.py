@@ -1,4 +1,4 @@
-"""Validates fields, writes canonical JSON and hashes it, which makes every id of the platform."""
+"""Validates fields, writes canonical JSON, and hashes the JSON to make every id of the platform."""
 
 import dataclasses
 import difflib
@@ -74,7 +74,7 @@ class InvalidField(ValueError):
         self.place, self.steps = place, steps
 
     def for_command(self, flags: Collection[str]) -> str:
-        """Returns the error's text, which names the field by its flag if `flags` has it."""
+        """Returns the error's text, which names the field by its flag if `flags` has this field."""
         if self.place or self.field not in flags:
             return str(self)
         flag, value = f"--{self.field.replace('_', '-')}", self.value
@@ -141,7 +141,10 @@ def require_fields(
 
 
 def find_id(field: str, beginning: str, known: Collection[str], expected: str) -> str:
-    """Returns the one known id that is or begins with `beginning`, or raises ValueError."""
+    """Returns `beginning` if it is a known id, otherwise the known id that begins with it.
+
+    Raises ValueError if there are none or several.
+    """
     ids = [beginning] if beginning in known else [i for i in known if i.startswith(beginning)]
     if not beginning or not ids:
         raise invalid(field, beginning, f"{expected}: its id, or the beginning of it")
@@ -163,20 +166,20 @@ def require_each_once(field: str, values: Collection) -> None:
 
 
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
-    """Lists the allowed choices after the words `of`, and suggests one for a misspelt value."""
+    """Lists the allowed choices, after the words `of`, with suggestions for a misspelt value."""
     choices = tuple(choices)
     return f"one of {of}{', '.join(choices)}{suggest(value, choices)}"
 
 
 def suggest(value: object, choices: Iterable[str]) -> str:
-    """Suggests the choices that a misspelt value may mean, in tyro's words, or returns ""."""
+    """Returns a suggestion for a misspelt value, in tyro's words, or "" if no choice is similar."""
     spelt = {choice.lower(): choice for choice in choices}
     similar = difflib.get_close_matches(str(value).lower(), spelt, cutoff=SIMILAR)
     return f". Perhaps you meant: {', '.join(spelt[name] for name in similar)}" if similar else ""
 
 
 def require_name(field: str, value: Any) -> None:
-    """Raises ValueError unless a name can also name parameters, metrics, columns and files."""
+    """Raises ValueError unless a name can be used for parameters, metrics, columns and files."""
     is_text = isinstance(value, str) and value and value == value.strip()
     if not is_text or NOT_IN_NAMES.search(value):
         allowed = "a non-empty name without . / , + = \\, control characters or surrounding blanks"
@@ -203,7 +206,7 @@ def require_metric_name(field: str, value: str) -> None:
 
 
 def require_tellable(field: str, names: Collection[str], others: Iterable[str] = ()) -> None:
-    """Raises ValueError if a new corpus's label has unseen characters or looks like another.
+    """Raises ValueError if a new corpus's label has invisible characters or looks like another.
 
     Labels look alike if they are equal except for case and compatible characters (Unicode's NFKC),
     such as K and the Kelvin sign. Similar letters of two alphabets are accepted.
@@ -229,7 +232,7 @@ def _is_unseen(letter: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """Escapes control and invisible characters, which corpora may hold, and masks secrets."""
+    """Escapes control and invisible characters, which corpora may contain, and masks secrets."""
     return NOT_ASCII_OR_CONTROL.sub(
         lambda match: ascii(match[0])[1:-1] if _is_unseen(match[0]) else match[0],
         mask_secrets(text),
@@ -298,10 +301,10 @@ def parse_with(parse: Callable[[Any], Any], text: str | bytes) -> Any:
 
 
 def add_field(default: Any) -> Any:
-    """Declares a dataclass field that is newer than ids in use.
+    """Declares a dataclass field that was added when ids were already in use.
 
     Canonical JSON leaves out the field at its default, which must keep the earlier behaviour. So
-    only configs that set the field get another id.
+    only configs with another value get another id.
     """
     return dataclasses.field(default=default, metadata={"is_newer": True})
 
@@ -336,7 +339,7 @@ def to_plain(value: object) -> object:
 
 
 def canonical_json(value: object) -> str:
-    """Writes equal values as equal text, with sorted keys, no blanks and the shortest floats.
+    """Writes equal values as equal text, with sorted keys, no whitespace and the shortest floats.
 
     An integer in a `float` field is written as a float.
     """

@@ -81,7 +81,7 @@ class Size:
 
 
 def match_import(size: Size, model: ModelConfig, num_parameters: int, import_id: str) -> Size:
-    """Returns `size` with an imported model's shape, named by its parameters."""
+    """Returns `size` with an imported model's shape, and a name with its number of parameters."""
     return dataclasses.replace(
         size,
         name=f"imported-{num_parameters / 1e6:.3g}M",
@@ -93,7 +93,7 @@ def match_import(size: Size, model: ModelConfig, num_parameters: int, import_id:
 
 
 def lora_rank(d_model: int, d_mlp: int, d_aux: int) -> int:
-    """Returns the rank that gives a LoRA an MLP's parameters (`app:equal-compute`)."""
+    """Returns the rank at which a LoRA has an MLP's number of parameters (`app:equal-compute`)."""
     return round((2 * d_model * d_aux + d_aux + d_model) / (2 * (d_model + d_mlp)))
 
 
@@ -108,9 +108,10 @@ def _paper(name, layers, d_mlp, d_aux, batch, micro_batch, core_tokens, peak_lr)
 
 
 def _small(name, layers, d_model, d_aux, batch, micro_batch, core_tokens, peak_lr) -> Size:
-    """Makes a size for minutes on a CPU core [ours], whose MLP is four times as wide as the model.
+    """Makes a size that trains within minutes on a CPU core [ours].
 
-    It computes in float32, because bfloat16 is no faster at this width (FINDINGS.md).
+    The MLP is four times as wide as the model. The size computes in float32, because bfloat16 is no
+    faster at this width (FINDINGS.md).
     """
     shape = (name, layers, d_model, 4, 2, 4 * d_model, 4 * d_model, d_aux)
     return Size(*shape, batch, micro_batch, core_tokens, peak_lr, 64, 1024, "float32")
@@ -203,19 +204,19 @@ class Law:
         return self.lr_coefficient * num_parameters**self.lr_exponent
 
     def batch(self, num_parameters: float, seq_len: int | None = None) -> float:
-        """Returns the batch in sequences of `seq_len` tokens, by default the law's sequences."""
+        """Returns the batch in sequences of `seq_len` tokens, by default the law's `seq_len`."""
         sequences = self.batch_coefficient * num_parameters**self.batch_exponent
         return sequences * self.seq_len / (seq_len or self.seq_len)
 
     @property
     def flaw(self) -> str:
-        """What the fit lacks to be a law, in words, or "" for a law."""
+        """Why the fit does not count as a law, or "" if it does."""
         if self.no_law or self.num_sizes >= FEWEST_SIZES:
             return self.no_law
         return f"fitted to {self.num_sizes} sizes, at least {FEWEST_SIZES} are needed"
 
     def times_beyond(self, num_parameters: float) -> float:
-        """Returns how many times a model is beyond the fitted sizes, which is 1 between them."""
+        """Returns the factor by which a model is beyond the fitted sizes, or 1 within them."""
         if not self.num_sizes:
             return math.inf
         return max(num_parameters / self.largest, self.smallest / num_parameters, 1.0)
@@ -224,7 +225,7 @@ class Law:
         return not self.flaw and self.times_beyond(num_parameters) <= REACH
 
     def doubts(self, sizes: Mapping[str, float]) -> tuple[str, ...]:
-        """Says why the law should not serve these sizes, {name: parameters}, or () if it may."""
+        """Returns reasons not to use the law for these sizes, {name: parameters}, or ()."""
         doubts = [f"no law: {self.flaw}"] if self.flaw else []
         beyond = {name: self.times_beyond(number) for name, number in sizes.items()}
         far = [f"{name} is {times:,.3g} times" for name, times in beyond.items() if times > REACH]
@@ -289,10 +290,10 @@ def require_evidence(law: Law, name: str, sizes: Mapping[str, float]) -> None:
 def apply_law(size: Size, law: Law, num_parameters: int) -> Size:
     """Returns the size with the law's peak learning rate and batch.
 
-    `num_parameters` counts the dense model's parameters. The batch has the law's tokens at any
-    sequence length, in whole micro-batches. If it rounds to 0, batch and micro-batch become the
-    micro-batch's divisor that is nearest in ratio, so that the same numbers of ranks divide it.
-    Raises ValueError unless the law's values are positive and finite.
+    `num_parameters` counts the dense model's parameters. The batch has as many tokens as the law
+    says, at any sequence length, rounded to whole micro-batches. If it rounds to 0, batch and
+    micro-batch become the divisor of the micro-batch that is nearest in ratio. Raises ValueError
+    unless the law's values are positive and finite.
     """
     try:
         peak_lr = law.lr(num_parameters)

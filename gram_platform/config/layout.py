@@ -1,4 +1,4 @@
-"""Decides what training and the planner must decide alike, such as how ranks share weights."""
+"""Decides for both training and the planner, for example how ranks share weights."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -40,9 +40,9 @@ def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) 
     """Returns how `num_ranks` ranks on cpu or cuda share a model.
 
     Models of at most `KEPT_BYTES` in this precision stay gathered. Large models reduce gradients in
-    every pass. bfloat16 models with LoRAs do too, because a LoRA is in its block's group, whose
-    gradients must have one dtype, but gradients that wait for a window's end are float32. Large
-    MLPs have their own groups. In bfloat16 models whose gradients wait, all MLPs do.
+    every pass. So do bfloat16 models with LoRAs. A LoRA is in its block's group, whose gradients
+    must have one dtype, and gradients that wait for a window's end would be float32. Large module
+    MLPs have their own groups. In bfloat16 models whose gradients wait, all module MLPs do.
     """
     parameters, in_float32 = total_parameters(model), precision == "float32"
     has_loras = any(module.kind == "lora" for module in model.modules)
@@ -64,8 +64,8 @@ def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) 
 def num_shards(num_ranks: int, device: str) -> int:
     """Counts the ranks that share one copy of the weights.
 
-    These are all ranks, or the ranks of one of several full GPU machines. Such machines exchange
-    only gradients, so a rank's share does not fall below 1/`MACHINE_RANKS`.
+    On full GPU machines these are the ranks of one machine, otherwise all ranks. Full machines
+    exchange only gradients, so a rank's share does not fall below 1/`MACHINE_RANKS`.
     """
     return MACHINE_RANKS if device == "cuda" and num_ranks % MACHINE_RANKS == 0 else num_ranks
 

@@ -25,19 +25,19 @@ STEP = re.compile(r"\[([^\]]*)\]|\.?([\w-]+)")
 
 
 def name_of(steps: Steps) -> str:
-    """Spells the steps to a field, such as `sizes[0.6M].peak_lr` or `rows[1].label`."""
+    """Joins the steps to a field into a name, such as `sizes[0.6M].peak_lr` or `rows[1].label`."""
     is_name = re.compile(r"[A-Za-z_]\w*").fullmatch
     names = [f".{step}" if is_name(str(step)) else f"[{step}]" for step in steps]
     return "".join(names).removeprefix(".")
 
 
 def steps_of(name: str) -> list[str]:
-    """Returns the steps that a field's name spells. Indices of arrays remain texts."""
+    """Splits a field's name into steps. Indices of arrays remain strings."""
     return [bracketed or plain for bracketed, plain in STEP.findall(name)]
 
 
 def overlaid(base: Any, changes: Any) -> Any:
-    """Lays plain values over a dataclass or plain values. A table changes only the fields in it."""
+    """Merges plain values into a dataclass or a table. Fields that `changes` lacks stay."""
     if dataclasses.is_dataclass(base):
         fields = [field.name for field in dataclasses.fields(base) if field.init]
         base = {name: getattr(base, name) for name in fields}
@@ -128,7 +128,7 @@ def _build(kind: Any, plain: Any, steps: Steps) -> Any:
 
 @functools.cache
 def _read_hints(kind: Any) -> tuple[dict[str, Any], list[str]]:
-    """Returns the types of a dataclass's or TypedDict's fields, and the names it needs."""
+    """Returns (types of the fields, names of the required fields) of a dataclass or TypedDict."""
     hints, nothing = get_type_hints(kind), dataclasses.MISSING
     if is_typeddict(kind):
         return hints, [name for name in hints if name in kind.__required_keys__]

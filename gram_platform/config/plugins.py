@@ -8,12 +8,12 @@ from typing import Any
 
 
 class Table(MutableMapping[str, Any]):
-    """Values of one kind by name, first ours in their order, then those of installed packages.
+    """Maps names to values of one kind, first ours in their order, then installed packages'.
 
-    A package declares a value as an entry point of `group`. The value is imported at its first use,
-    as is a value of ours that is written module:name. Raises ValueError, which names the package,
-    for a name that is ours, `reserved` or another package's, and for a value that cannot be
-    imported or is not `is_usable`.
+    A package declares a value as an entry point of `group`. A package's value is imported when it
+    is first used, as is a value of ours that is written `module:name`. Raises ValueError, which
+    names the package, if a name is already ours, `reserved` or another package's. Raises the same
+    error if a value cannot be imported or fails `is_usable`.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Table(MutableMapping[str, Any]):
 
     @functools.cached_property
     def _entries(self) -> dict[str, EntryPoint]:
-        """The entry points by name. To read every package's metadata takes tens of milliseconds."""
+        """The entry points by name, cached because reading them takes tens of milliseconds."""
         entries: dict[str, EntryPoint] = {}
         for entry in entry_points(group=self.group):
             taken = f"{self._about(entry)}: the name is taken by"

@@ -1,4 +1,4 @@
-"""Says where numbers come from, which is the code, machine, command and start of a submission."""
+"""Describes where numbers come from, by a submission's code, machine, command and start."""
 
 import os
 import platform
@@ -31,8 +31,9 @@ PACKAGES = ("gram-platform", "torch", "ray", "mlflow")
 class Code:
     """The code of a process.
 
-    `commit` is the checkout's, with CHANGED if tracked files differ, or "" without a checkout.
-    `sources` hashes the package's files, which are equal in a checkout, an upload and a wheel.
+    `commit` is the checkout's commit, with CHANGED if tracked files differ, or "" without a
+    checkout. `sources` is a hash of the package's files, which is equal in a checkout, an upload
+    and a wheel.
     """
 
     commit: str
@@ -46,9 +47,9 @@ class Code:
 class Provenance:
     """One submission of a study or a search.
 
-    `started` is UTC in ISO 8601. `upload` is Ray's name of the job's files, a hash, or "" without a
-    job. `node_hours` are the hours of executed nodes times their ranks, or 0 until the submission
-    ends.
+    `started` is UTC in ISO 8601. `upload` is the hash by which Ray names the job's files, or ""
+    without a job. `node_hours` is the sum of hours times ranks over executed nodes. It is 0 until
+    the submission ends.
     """
 
     started: str
@@ -65,7 +66,7 @@ class Provenance:
         return Code(self.commit, self.sources)
 
     def after(self, earlier: Sequence[Mapping]) -> tuple[Mapping, ...]:
-        """Returns the fields of the first and the newest submissions, of which this is the last."""
+        """Appends this submission to `earlier`, and keeps the first and the newest submissions."""
         rows: list[Mapping] = [*earlier, {**asdict(self), "versions": dict(self.versions)}]
         return tuple(rows if len(rows) <= NUM_KEPT else [rows[0], *rows[1 - NUM_KEPT :]])
 
@@ -96,7 +97,7 @@ def code_text(rows: Sequence[Mapping]) -> str:
 
 
 def submissions_text(rows: Sequence[Mapping]) -> str:
-    """Says where a study's numbers come from, with the other code of earlier submissions."""
+    """Describes a study's newest submission, and names other code of earlier submissions."""
     if not rows:
         return ""
     *earlier, newest = rows

@@ -1,4 +1,4 @@
-"""Plans a run, which means the domain, route and sequences of every micro-batch.
+"""Plans the domain, route and sequences of every micro-batch of a run.
 
 The schedule follows from the config only. Hashes of the seed and a counter replace a random
 generator's state, so the schedule is the same on every rank and after every interruption. A keyed
@@ -67,7 +67,7 @@ def hash_key(*parts: object) -> int:
 
 
 def hash_counters(key: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """Hashes counters by SplitMix64 of key + counter x golden ratio, to uint64 of their shape.
+    """Hashes counters to uint64 of their shape, by SplitMix64 of key + counter x golden ratio.
 
     This is the generator of Steele et al. (2014). `key` may be an array of uint64, one for each
     counter.
@@ -86,9 +86,9 @@ def uniforms(key: int, counters: np.ndarray) -> np.ndarray:
 def permute(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = False) -> np.ndarray:
     """Permutes int64 indices in [0, size), each by its own uint64 key.
 
-    Returns int64 images, or with `inverse` the indices of images. Repeats a balanced Feistel
-    network of six rounds over the next even power of two until the image is in range (Black and
-    Rogaway 2002, "Ciphers with arbitrary finite domains").
+    Returns int64 images. With `inverse`, maps images back to indices. Applies a balanced Feistel
+    network of six rounds over the next power of four until the image is in range (Black and Rogaway
+    2002, "Ciphers with arbitrary finite domains").
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     values = _feistel(indices.astype(_U64), keys, half_bits, inverse)
@@ -139,8 +139,9 @@ class Schedule:
     def _draw_companions(self) -> np.ndarray:
         """Draws each unit's companions, as bits of int64 [num_units].
 
-        Companions are active next to the module of the unit's domain. A core batch has the paper's
-        one companion, a random subset [ours] or all. `_route` decides which are trained.
+        Companions are active next to the module of the unit's domain. The config gives core batches
+        one companion (the paper), a random subset [ours] or all modules. `_route` decides which
+        companions are trained.
         """
         routing, num_subsets = self.config.routing, 1 << len(self._modules)
         beside = np.zeros(len(self._units), dtype=np.int64)
@@ -171,9 +172,10 @@ class Schedule:
         return np.searchsorted(edges / edges[-1], (draws >> _U64(11)) * 2.0**-53, side="right")
 
     def _shuffle_domains(self) -> np.ndarray:
-        """Shuffles the mixture's exact counts by the seed, to domain indices int16 [num_units].
+        """Returns the domain index of each unit, int16 [num_units], shuffled by the seed.
 
-        In unlearning runs, forget and retain units alternate, each kind in shuffled order.
+        Each domain has exactly its number of units in the mixture. In unlearning runs, forget and
+        retain units alternate, each kind in shuffled order.
         """
         counts = [d.num_draws // self.config.route_unit for d in self.config.data.domains]
         in_order = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
@@ -281,8 +283,8 @@ def domain_permutation(
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Returns the fixed permutation of a domain's training sequences, as a function.
 
-    It maps int64 indices in [0, num_available) to int64 images, or back if `inverse`, and stores
-    none. Pools are prefixes or slices of the permutation.
+    The function maps int64 indices in [0, num_available) to int64 images, or back if `inverse`. No
+    permutation is stored. Pools are prefixes or slices of the permutation.
     """
     key = _U64(hash_key(data_id, "domain", domain))
     return lambda indices: permute(num_available, np.full(indices.shape, key), indices, inverse)

@@ -53,7 +53,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Space:
-    """The parameters of a search, and the limits outside which values make no sense."""
+    """The parameters of a search, and the widest ranges that they may have."""
 
     parameters: tuple[Parameter, ...]
     # The widest ranges allowed. Other parameters have no limit.
@@ -74,7 +74,7 @@ class Space:
         return tuple(p.name for p in self.parameters)
 
     def with_overrides(self, texts: Iterable[str]) -> "Space":
-        """Replaces ranges by texts of the form `FORM`, or raises ValueError."""
+        """Returns a space with the ranges of texts of the form `FORM`, or raises ValueError."""
         ranges = {p.name: p for p in self.parameters}
         for text in texts:
             name, separator, rest = text.partition("=")

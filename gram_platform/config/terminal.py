@@ -1,4 +1,4 @@
-"""Prints and warns for the whole package, because text may hold control characters and secrets."""
+"""Prints text and warnings, with control characters escaped and secrets masked."""
 
 import sys
 import time
@@ -18,7 +18,7 @@ def say(text: object = "", file: TextIO | None = None) -> None:
 
 
 def say_progress(text: str) -> None:
-    """Replaces the last line of a terminal on standard error. Otherwise prints nothing."""
+    """Replaces the last line if standard error is a terminal. Otherwise prints nothing."""
     if sys.stderr.isatty():
         print(f"\r{one_line(printable(text))}   ", end="", file=sys.stderr, flush=True)
 

@@ -27,7 +27,10 @@ def is_unlabelled(name: str) -> bool:
 
 
 def core_first(domains: tuple, name=lambda domain: domain) -> tuple:
-    """Sorts by domain, `name(item)`, with core first, so that equal mixtures give equal configs."""
+    """Sorts items by domain, core first, so that equal mixtures give equal configs.
+
+    `name(item)` is the item's domain.
+    """
     return tuple(sorted(domains, key=lambda d: (name(d) != CORE, name(d))))
 
 
@@ -40,8 +43,8 @@ STARCODER2, LLAMA = ARCHITECTURES = ("starcoder2", "llama")
 class ModuleSpec:
     """A domain's module in every layer: an MLP next to the core's, or a LoRA on its projections.
 
-    `reserved` modules are hidden units of the core's MLP: they have no output bias, and their other
-    biases are trained only with the core. They can also have query heads, which share a further
+    `reserved` modules are hidden units of the core's MLP. They have no output bias, and their other
+    biases are trained only with the core. They can also have query heads, which share an additional
     key-value head.
     """
 
@@ -137,9 +140,9 @@ class ModelConfig:
 def merge_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfig:
     """Returns a view's dense shape, as wide as its core and active MLPs together.
 
-    Each active module with heads adds a key-value head, and as many query heads as share one of the
-    core's. Llama's config requires that the number of query heads divides d_model, so a Llama can
-    have more.
+    Each active module with heads adds a key-value head, and as many query heads as share a
+    key-value head of the core. A Llama can have still more heads, because its number of query heads
+    must divide d_model.
     """
     modules = [m for m in config.modules if m.domain in active]
     width = config.d_mlp + sum(m.width for m in modules if m.kind != "lora")
@@ -181,10 +184,11 @@ class Slice:
 
 @dataclass(frozen=True)
 class DomainBudget:
-    """The data that a run draws under one label: `num_draws` from a pool of `num_sequences`.
+    """The data that a run draws under one label: `num_draws` sequences from a pool.
 
-    The pool is the first `num_sequences` of the domain's permutation, or `slices` of any domains.
-    Sequences repeat only if num_draws > num_sequences, in a new order for each pass over the pool.
+    The pool has `num_sequences` sequences, which are the first of the domain's permutation, or
+    `slices` of any domains. Sequences repeat only if num_draws > num_sequences, in a new order for
+    each pass over the pool.
     """
 
     name: str

@@ -190,7 +190,10 @@ class Continuations(_Identified):
 
     @property
     def num_sequences(self) -> int:
-        """Documents of each domain. A continuation costs at most one sequence's forward pass."""
+        """The number of documents of each domain.
+
+        A continuation costs at most the forward pass of one sequence.
+        """
         return len(self.texts or self.documents)
 
 

@@ -37,7 +37,7 @@ PART = re.compile(r"\"([^\"]*)\"|'([^']*)'|([\w-]+)")
 
 
 def target_kind(field: str, path: Path | str) -> str:
-    """Follows links, and returns A_FILE, A_FOLDER, or "" for nothing.
+    """Follows links, and returns A_FILE, A_FOLDER, or "" if nothing is there.
 
     `field` names the user's path in errors. Raises ValueError for a pipe, socket or device, a link
     without a target, and a path that cannot be reached.
@@ -75,7 +75,7 @@ def require_fetched(field: str, path: Path, most: float = math.inf) -> None:
 def read_text(field: str, path: Path, most: int = MOST_JSON_BYTES) -> str:
     r"""Reads UTF-8 text without its byte order mark. Lines end in \n.
 
-    Raises ValueError if the file is not such text or has more than `most` bytes.
+    Raises ValueError if the file is not UTF-8 text or has more than `most` bytes.
     """
     if (kind := target_kind(field, path)) != A_FILE:
         raise invalid(field, str(path), f"a file of text, found {kind or 'nothing'}")
@@ -105,8 +105,8 @@ def read_json(path: Path, kind: Any = dict) -> Any:
 class Written:
     """Fields that a person wrote.
 
-    `place` names their origin in errors. `text` is the document, for line numbers. `parts` are the
-    documents that `together` has joined.
+    `place` says in errors where the fields were written. `text` is the document, for line numbers.
+    `parts` are the documents that `together` has joined.
     """
 
     place: str
@@ -115,7 +115,7 @@ class Written:
     parts: tuple["Written", ...] = ()
 
     def build(self, kind: Any, start: Any = None) -> Any:
-        """Makes a dataclass of this kind, or changes `start`. Errors have the place and line."""
+        """Builds a dataclass of this kind, or changes `start`. Errors name the place and line."""
         with self.locate_errors():
             return from_plain(kind, overlaid(start, self.plain))
 
@@ -127,7 +127,7 @@ class Written:
             raise self.error(error) from error
 
     def error(self, error: InvalidField) -> InvalidField:
-        """Adds the place of the error's field, in a document with its line."""
+        """Returns the error with the place of its field, and the line if the place has one."""
         # The last part that wrote the field comes first.
         parts = [(part, part._find_steps(error)) for part in (*reversed(self.parts), self)]
         part, steps = max(parts, key=lambda pair: len(pair[1]))
@@ -179,7 +179,7 @@ def read_toml(field: str, path: Path) -> Written:
 def read_assignment(text: str) -> Written:
     """Reads a field and its value, such as `sizes[0.6M].peak_lr=2e-3`.
 
-    The value is TOML or a plain word. Raises ValueError for another form.
+    The value is TOML or a plain word. Raises ValueError if the text does not have this form.
     """
     name, separator, value = text.partition("=")
     name = name.strip()
@@ -201,7 +201,7 @@ def read_assignment(text: str) -> Written:
 
 
 def read_value(text: str) -> Any:
-    """Reads a value in TOML, otherwise a number such as .5, otherwise the text itself."""
+    """Reads a value as TOML, otherwise as a number such as .5, otherwise as the text itself."""
     with contextlib.suppress(tomllib.TOMLDecodeError):
         return parse_with(tomllib.loads, f"value = {text}")["value"]
     with contextlib.suppress(ValueError):

@@ -1,7 +1,7 @@
 """Decides how much work to request from a Ray cluster at once, and which machines to use.
 
-Only a failed probe of its device cordons a machine, which then gets no more work of this driver.
-The next submission uses a repaired machine again.
+A machine is cordoned only if a probe of its device fails. This driver then gives the machine no
+more work. The next submission may use the machine again, for example after a repair.
 """
 
 import math
@@ -45,7 +45,7 @@ WAIT_FOR_MORE_S, WAIT_FOR_MACHINES_S = 10.0, 300.0
 
 
 class Admission:
-    """Computes what may be requested of Ray, and which machine to reserve for a waiting run."""
+    """Computes what may be requested from Ray, and which machine to reserve for a waiting run."""
 
     def __init__(self, resources: Resources):
         self.resources = resources
@@ -90,8 +90,8 @@ class Admission:
     def machine_to_reserve(self, count_busy: Callable[[], Mapping[str, int]]) -> str:
         """Returns the id of the machine to reserve for a run of several ranks, or "".
 
-        A run that needs one machine for its ranks would wait for ever while other work uses a part
-        of each. `count_busy` counts this driver's tasks on each machine that has slots.
+        A run whose ranks must be on one machine would wait for ever while other work uses some GPUs
+        of every machine. `count_busy` counts this driver's tasks on each machine that has slots.
         """
         if not self.resources.gpus_per_rank or time.monotonic() < self._next_look:
             return self._reserved_machine
@@ -193,7 +193,7 @@ def count_slots(resources: Resources, total: Mapping[str, float]) -> int:
 
 
 def has_fixed_size() -> bool:
-    """Returns whether the cluster cannot grow, because no autoscaler has reported. Never waits."""
+    """Returns True if no autoscaler has reported, so that the cluster cannot grow. Never waits."""
     return machine_types() <= {f"node_{node['NodeID']}" for node in ray.nodes()}
 
 
@@ -250,7 +250,8 @@ MAX_REPLACEMENTS = 3
 class Cordon:
     """The machines on which a driver starts nothing more, because their devices failed a probe.
 
-    `resources` are the driver's resources without them. `on_cordon` gets each failed probe.
+    `resources` are the driver's resources, which exclude cordoned machines. `on_cordon` is called
+    with the failed probe of each cordoned machine.
     """
 
     def __init__(
@@ -295,9 +296,10 @@ class Cordon:
             raise ClusterLost(text)
 
     def lacks_capacity(self, num_ranks: int) -> bool:
-        """Returns whether the machines that work can never hold the ranks.
+        """Returns whether the working machines can never hold `num_ranks` ranks.
 
-        Returns False until a machine is cordoned, because waiting for machines has no time limit.
+        Until a machine is cordoned, returns False, because a driver may wait for machines without a
+        time limit.
         """
         if not self.reports:
             return False

@@ -54,7 +54,7 @@ CLUSTER_LOST = f"Ray's process on this machine died. {SUBMIT_AGAIN}"
 
 
 class ClusterLost(Stopped):
-    """This command's Ray died or cannot start processes. Submitting again continues the work."""
+    """This command's Ray died or cannot start processes. A new submission continues the work."""
 
 
 def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
@@ -202,7 +202,7 @@ def _size() -> str:
 def _time_limit(
     seconds: float, failure: str, before: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Calls `before` and ends the process if the block exceeds the time limit.
+    """Context manager that calls `before` and ends the process if the block takes too long.
 
     Ray may wait for ever, and handles no signals meanwhile.
     """
@@ -248,7 +248,7 @@ def _find_address() -> str:
 def _token(is_named: bool) -> str:
     """Returns the token that `ray.init` would send, or "" if it would send none.
 
-    For a Ray that the user has named, Ray sends a token only if $RAY_AUTH_MODE is token.
+    If the user has named the Ray, `ray.init` sends a token only if $RAY_AUTH_MODE is `token`.
     """
     mode = os.environ.get("RAY_AUTH_MODE", "disabled" if is_named else "token")
     if mode.lower() != "token":
@@ -323,7 +323,7 @@ def _processes_of(node_id: str) -> list[psutil.Process]:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Returns whether a process runs, or True if that cannot be told, as without free files."""
+    """Returns whether a process is running, or True if this cannot be determined."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

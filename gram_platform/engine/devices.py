@@ -1,8 +1,8 @@
 """Recognises errors of a device, and probes whether a device works.
 
-After an error of its device a process is useless, because all later calls fail. So a new process,
-`python -m gram_platform.engine.devices cuda`, probes the device. Its exit code is 1 if the device
-does not work.
+After a device error, all later CUDA calls of the process fail. So `python -m
+gram_platform.engine.devices cuda` probes the device in a new process. Its exit code is 1 if the
+device does not work.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ class DeviceError(RuntimeError):
 
 
 def is_device_error(error: BaseException | None) -> bool:
-    """Returns whether an error or its cause comes from a device, except for a lack of memory."""
+    """Returns whether a device caused an error. Running out of memory does not count."""
     while error is not None:
         if is_out_of_memory(error):
             return False
@@ -94,7 +94,7 @@ def is_device_error(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def probe_after_error(device: str) -> Iterator[None]:
-    """Turns a device error of the block into DeviceError, after a probe of the device."""
+    """Context manager that turns a device error into a DeviceError with a new probe's report."""
     try:
         yield
     except Exception as error:
@@ -106,9 +106,9 @@ def probe_after_error(device: str) -> Iterator[None]:
 def probe_here(execution: Execution) -> ProbeReport:
     """Probes the execution's device in this process, which has not used the device yet.
 
-    A new process probes a GPU first, because a broken driver may abort the process that uses it,
-    and this process must live to report the machine. `set_up_torch` must precede the first product
-    on a GPU.
+    A GPU is first probed in a new process, because a broken driver may abort the process that uses
+    it. This process must survive to report the machine. Calls `set_up_torch` first, which must
+    precede the first product on a GPU.
     """
     set_up_torch(execution)
     if execution.device.startswith("cuda") and (report := probe_afresh(execution.device)).failure:
@@ -119,7 +119,7 @@ def probe_here(execution: Execution) -> ProbeReport:
 def probe_afresh(device: str) -> ProbeReport:
     """Probes a device in a new process.
 
-    A lack of memory is not a failure, because this process may still hold the device's memory.
+    Running out of memory is not a failure, because this process may still hold the device's memory.
     """
     probe = subprocess.Popen(
         [sys.executable, "-m", "gram_platform.engine.devices", device],
@@ -150,7 +150,7 @@ def _report(device: str, failure: str) -> ProbeReport:
 def _failure_of_product(device: str, may_be_full: bool = False) -> str:
     """Multiplies two matrices on the device; returns what failed, or "".
 
-    With `may_be_full` a lack of memory is not a failure.
+    With `may_be_full`, running out of memory is not a failure.
     """
     failure = f"no answer in {PRODUCT_S:.0f} s"
 

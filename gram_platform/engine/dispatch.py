@@ -33,12 +33,12 @@ def execute_sharded_run(
 ) -> dict:
     """Trains a run on Ray Train workers unless it has a result; returns the result.
 
-    Each start tries the placement's numbers of ranks, the largest first, so a run that loses ranks
-    continues with fewer. Ranks that were asked to stop are started again. After a crash
-    `CrashPolicy` decides whether the run restarts or Ray Train's error is raised.
+    Each start tries the numbers of ranks in the placement, the largest first, so a run that loses
+    ranks continues with fewer. If the ranks were asked to stop, they are started again. After a
+    crash `CrashPolicy` decides whether the run restarts or Ray Train's error is raised.
 
     LeaseHeld and the DeviceError of a failed probe are raised at once. A rank's TrainingDiverged,
-    OutOfMemory (with advice) and ValueError are also recorded as the run's failure.
+    OutOfMemory (with advice) or ValueError is raised and recorded as the run's failure.
     """
     store = execution.store()
     directory = store.run(run.run_id)
@@ -81,14 +81,18 @@ def _failures(error: ray.train.TrainingFailedError) -> list[Exception]:
 
 
 def _raise_for_device(failures: list[Exception | None]) -> None:
-    """Raises the error of a rank whose device fails a probe, so that its machine is cordoned."""
+    """Raises a DeviceError whose probe failed, so that the rank's machine is cordoned."""
     for failure in failures:
         if isinstance(failure, DeviceError) and failure.probe.failure:
             raise failure
 
 
 def _raise_permanent(failures: list[Exception], directory: RunDirectory) -> None:
-    """Raises an error that would occur again after a restart, before errors that it has caused."""
+    """Raises an error that would occur again after a restart.
+
+    Looks for LeaseHeld, OutOfMemory and ValueError, in this order, because an earlier kind may
+    cause a later one. Records the last two as the run's failure.
+    """
     for kind in (LeaseHeld, OutOfMemory, ValueError):
         for failure in failures:
             if not isinstance(failure, kind):
@@ -165,7 +169,7 @@ def _probe_rank(execution: Execution) -> ProbeReport:
 def _device_of_rank(execution: Execution) -> str:
     """Names this rank's device.
 
-    If torch sees no GPU, this is cuda, so that the probe fails. Ray Train would say cpu.
+    If torch sees no GPU, returns `cuda`, so that the probe fails. Ray Train would name `cpu`.
     """
     is_numbered = execution.device == "cuda" and torch.cuda.is_available()
     return str(get_device()) if is_numbered else execution.device
@@ -181,6 +185,6 @@ def _train_worker(config: Mapping) -> Any:
 
 
 def report_to_ray_train(progress: Mapping[str, Any]) -> bool:
-    """Reports a rank's progress when all ranks do; returns whether a machine will be preempted."""
+    """Reports a rank's progress when all ranks do; returns whether a preemption is announced."""
     ray.train.report(dict(progress))
     return ray.train.get_preemption_info() is not None

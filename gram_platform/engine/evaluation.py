@@ -56,9 +56,10 @@ def execute_evaluation(
 
 
 def common_work(evaluation: AnyEvaluation) -> tuple | None:
-    """Returns an equal key for evaluations that can be measured together.
+    """Returns a key that is equal for evaluations that can be measured together.
 
-    These measure the losses of profiles of one run on the same data. For others returns None.
+    Such evaluations measure the losses of profiles of one run on the same data. Returns None for
+    all other evaluations.
     """
     view = evaluation.view
     if evaluation.measure != LOSSES or view.rule != "constant" or view.sources:
@@ -72,7 +73,8 @@ def execute_profiles(
 ) -> list[dict]:
     """Executes evaluations with equal `common_work`, and reads the weights only once.
 
-    Results are bit for bit those of `execute_evaluation`. Each records an equal share of the time.
+    The results equal those of `execute_evaluation` bit for bit. Each evaluation records an equal
+    share of the time.
     """
     set_up_torch(execution)
     store, results, missing = execution.store(), {}, {}
@@ -130,8 +132,8 @@ def _token_losses(
 ) -> list[Measured]:
     """Measures every token's loss, as a tensor [num_sequences, seq_len] for each domain.
 
-    `losses` are the means by domain. `text_losses` are the token losses of each text, which is read
-    after an end-of-text token.
+    The field `losses` has the mean of each domain. `text_losses` has the token losses of each text,
+    which the model reads after an end-of-text token.
     """
     (evaluation,) = evaluations
     arrays = {domain: corpus.validation(domain) for domain in evaluation.domains}
@@ -155,10 +157,10 @@ def _token_losses(
 def _continuations(
     evaluations: Sequence[Continuations], corpus: PackedCorpus, model: Transformer
 ) -> list[Measured]:
-    """Draws continuations, as one list of token ids for each document of each domain.
+    """Samples a continuation, as a list of token ids, for each document of each domain.
 
-    A continuation ends at the first end-of-text token. `surprisals` are the means by domain of -log
-    probability of the drawn tokens, in nats.
+    A continuation ends at the first end-of-text token. The field `surprisals` has, for each domain,
+    the mean of -log probability of the sampled tokens, in nats.
     """
     from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer, text_tokens
 
@@ -214,7 +216,7 @@ NUM_PROGRESS_POINTS = 6
 
 
 class ProgressPlan(NamedTuple):
-    """The steps of a run's progress evaluations, and their number of sequences of each domain."""
+    """The steps of a run's progress evaluations, and how many sequences of each domain they use."""
 
     steps: frozenset[int]
     num_sequences: int

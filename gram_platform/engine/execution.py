@@ -87,7 +87,7 @@ class Execution:
     code: str = ""
 
     def commit_interval(self, commit_s: float) -> float:
-        """Returns the seconds between two commits, if a commit stops training for `commit_s`."""
+        """Returns the seconds between two commits, if each commit stops training for `commit_s`."""
         if not self.commit_share:
             return self.checkpoint_every_s
         return min(max(self.checkpoint_every_s, commit_s / self.commit_share), LONGEST_INTERVAL_S)
@@ -104,11 +104,11 @@ class Execution:
         return self.placement.fewest.num_ranks
 
     def corpus(self, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
-        """Opens packed data by `open_corpus`, and raises its errors."""
+        """Opens packed data as `open_corpus` does, and raises the same errors."""
         return open_corpus(Store(self.storage), data_id, ahead)
 
     def corpus_of(self, run: RunConfig) -> PackedCorpus:
-        """Opens a run's data, and begins to fetch the rows that it draws from an object store."""
+        """Opens a run's data, and begins to fetch the run's rows if they are in an object store."""
         ahead: dict[str, int] = {}
         for budget in run.data.domains:
             for part in budget.pool:
@@ -157,8 +157,8 @@ class Resources:
 def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]:
     """Returns Ray's `storage_path` and `storage_filesystem` for a folder of the storage.
 
-    For a URL Ray gets the storage's file system, because it would look for credentials elsewhere.
-    Raises ValueError if a link leads to the folder.
+    For a URL returns the storage's own file system, because Ray would look for credentials
+    elsewhere. Raises ValueError if the folder or a parent is a link.
     """
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 

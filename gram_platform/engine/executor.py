@@ -135,10 +135,10 @@ class Executor:
 class LocalExecutor(Executor):
     """Executes nodes one after another in this process, without Ray.
 
-    A ValueError, a non-finite loss or a lack of memory fails a node and blocks its dependants. A
-    device error becomes Stopped, with the result of a probe. All other errors are raised unchanged,
-    so that a debugger stops where they happened. SIGTERM, Ctrl-C and the end of `limit_s` (exit
-    code `TIME_IS_UP`) stop the process after the current step, with a checkpoint.
+    A ValueError, a non-finite loss or running out of memory fails a node and blocks its dependants.
+    A device error becomes Stopped, with the result of a probe. All other errors are raised
+    unchanged, so that a debugger stops where they happened. SIGTERM, Ctrl-C and the end of
+    `limit_s` (exit code `TIME_IS_UP`) stop the process after the current step, with a checkpoint.
     """
 
     # The seconds from the start of the block after which the process stops.
@@ -238,8 +238,8 @@ def execute_node(
     """Executes a node and returns its result.
 
     A run of several ranks is executed on Ray Train with `resources`, every other node in this
-    process. `stop_request` is passed to `execute_run`. Raises LeaseHeld if another process works on
-    the run, before it requests any worker.
+    process. `stop_request` is passed to `execute_run`. If another process works on the run, raises
+    LeaseHeld before any worker is requested from Ray.
     """
     if not isinstance(config, RunConfig):
         return execute_evaluation(config, tags, execution)

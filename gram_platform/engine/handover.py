@@ -65,16 +65,16 @@ class NodeFields(TypedDict):
 
 
 class NodesFile(TypedDict):
-    """The content of a file of nodes. `corpora` are the recipes of their data by data_id."""
+    """The content of a file of nodes. `corpora` has the recipe of each corpus by data_id."""
 
     corpora: dict[str, dict]
     nodes: list[NodeFields]
 
 
 def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
-    """Returns the nodes without a result and the runs that they need.
+    """Returns the nodes without a result, and the runs that these nodes need.
 
-    These runs are returned even if they are done, because weights are not exported.
+    The runs are returned even if they are done, because weights are not exported.
     """
     by_id = {node.id: node for node in nodes}
     open_ids = list(by_id.keys() - find_done_ids(nodes, store))
@@ -126,7 +126,7 @@ def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
 
 
 def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> None:
-    """Packs generated stories. Raises ValueError if the storage lacks other data of the nodes."""
+    """Packs generated stories. Raises ValueError if the storage lacks the nodes' other data."""
     for data_id, recipe in recipes.items():
         if recipe is not None:
             say(f"data {data_id}: packing, unless it is there")
@@ -144,8 +144,8 @@ def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> No
 def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
     """Packs all files of ended nodes, except weights and checkpoints, into a .tar.gz.
 
-    Returns the number of nodes. Where the archive is unpacked, these nodes are done or diverged,
-    but nodes that need their weights fail.
+    Returns the number of ended nodes. In the storage that unpacks the archive, these nodes are done
+    or diverged, but other nodes that need their weights fail.
     """
     lifecycle, root = NodeLifecycle(store), Path(store.root)
     ends = lifecycle.ends(nodes)
@@ -163,7 +163,7 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
 
 
 def unpack_archive(path: Path, store: Store) -> int:
-    """Writes the files of an archive that the storage lacks; returns their number.
+    """Writes the files of an archive that the storage lacks; returns how many it wrote.
 
     Raises ValueError, before anything is written, for content that `write_archive` does not write,
     such as a link or a path that leads out of the storage.
@@ -187,8 +187,8 @@ def unpack_archive(path: Path, store: Store) -> int:
 def _read_archive(path: Path) -> Iterator[tuple[tuple[str, ...], int, gzip.GzipFile]]:
     """Yields (parts of the path, number of bytes, stream at the content) of each file.
 
-    Accepts only headers of files and of their long names, as `write_archive` makes. `tarfile` would
-    read other headers into memory, however long they are.
+    Accepts only headers of files and of long file names, because `write_archive` writes no others.
+    `tarfile` would read any other header into memory, whatever its length.
     """
     target_kind("archive", path)
     num_files, long_name = 0, ""

@@ -31,7 +31,7 @@ class Heartbeats:
     def look(self, run_ids: Iterable[str]) -> bool:
         """Returns whether a reading has ended since the last call. Never waits.
 
-        After a pause starts to read the heartbeats of these runs. Raises the last reading's error.
+        After a pause, starts the next reading of these runs. Raises the last reading's error.
         """
         now = time.monotonic()
         if self._job.is_busy:
@@ -55,7 +55,7 @@ class Heartbeats:
         self._next = ended + max(SHORTEST_PAUSE_S, PAUSE_RATIO * (ended - started))
 
     def _beat_of(self, run_id: str) -> dict | None:
-        """Reads the known attempt's lease, or all attempts' if that has no new heartbeat."""
+        """Reads the known attempt's lease. Without a new heartbeat, reads the last attempt's."""
         run, before = self._store.run(run_id), self.latest.get(run_id)
         lease = read_lease(run.attempt(before["attempt"])) if before else None
         if before and lease and not lease["released"] and lease["time"] > before["time"]:

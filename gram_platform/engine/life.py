@@ -81,9 +81,9 @@ class NextStep:
 
 
 class CrashPolicy:
-    """Decides what follows an error of a node or trial of one driver.
+    """Decides what one driver does after an error of a node or trial.
 
-    Crashes are counted in memory only, so the next submission starts everything again.
+    Crashes are counted in memory only, so the next submission counts from 0.
     """
 
     def __init__(self, cordon: "Cordon | None" = None):
@@ -95,10 +95,11 @@ class CrashPolicy:
     def after(
         self, name: str, kind: str, text: str, saved_step: int, probe: ProbeReport | None = None
     ) -> NextStep:
-        """Returns what follows an error of the node or trial with this name.
+        """Returns what to do after an error of the node or trial with this name.
 
         `kind` is the error's `kind_of`, `text` its message, and `saved_step` the step of the last
-        checkpoint. `probe` is the device's last probe, which cordons the machine if it failed.
+        checkpoint. `probe` is the device's last probe. If that probe failed, the machine is
+        cordoned.
         """
         if kind == HELD:
             return NextStep(HELD)
@@ -114,7 +115,7 @@ class CrashPolicy:
         return NextStep(FAILED, f"{text} ({MAX_CRASHES} crashes without a checkpoint in between)")
 
     def _count(self, name: str, saved_step: int, machine: str) -> int:
-        """Counts a crash; returns the number on working machines since the last checkpoint."""
+        """Counts a crash; returns how many since the last checkpoint were on working machines."""
         machines, step = self._crashes.get(name, ([], 0))
         machines = [*(machines if saved_step <= step else ()), machine]
         self._crashes[name] = machines, saved_step
@@ -137,7 +138,7 @@ def kind_of(error: BaseException | None) -> str:
 
 
 class NodeLifecycle:
-    """Reads how nodes have ended. Stores an ended node's tags, and its config if that is lost."""
+    """Reads how nodes have ended. Stores an ended node's tags, and its config if none is stored."""
 
     def __init__(self, store: Store, retry_diverged: bool = False):
         self._store, self._retry_diverged = store, retry_diverged
@@ -154,7 +155,7 @@ class NodeLifecycle:
         directory.add_tags(tags_to_add(directory.tags(), node.names))
 
     def divergence(self, node: Node) -> str:
-        """Reads why a run diverged, or "" if it did not or if diverged runs are trained again."""
+        """Reads why a run diverged, or "" if it did not or if `retry_diverged` is true."""
         if self._retry_diverged or not node.is_run:
             return ""
         failure = self._store.run(node.id).failure()
@@ -248,8 +249,8 @@ class WaitingNodes:
         """Yields (number of ranks, tasks that can start). The caller calls `start` for each task.
 
         Evaluations come first, because they are short and fill the table. The runs with the most
-        ranks follow, because other runs would take their resources. Of runs with equally many
-        ranks, those that begin the longest chains of nodes, in hours, come first.
+        ranks follow, because other runs would take their resources. Among runs with the same number
+        of ranks, those that begin the longest chain of nodes, in hours, come first.
         """
         for (_, minus_ranks), queue in sorted(self._queues.items()):
             yield -minus_ranks, (tuple(self._tasks[key]) for _, key in queue)
@@ -275,8 +276,8 @@ class WaitingNodes:
     ) -> None:
         """Retries a node after a delay, before all other nodes of its queue.
 
-        `held` means that another driver executes the node, `alone` that it gets its own task from
-        now on.
+        `held` means that another driver executes the node. `alone` means that the node gets its own
+        task from now on.
         """
         self._held |= {node.id} if held else set()
         self._alone |= {node.id} if alone else set()
@@ -285,7 +286,7 @@ class WaitingNodes:
         heapq.heappush(self.delayed, (time.monotonic() + after_s, self._place[node.id], node))
 
     def look_again(self) -> list[Node]:
-        """Readies nodes whose delay is over. Returns the nodes that another driver has ended."""
+        """Makes delayed nodes ready when due. Returns the nodes that another driver has ended."""
         ended = []
         while self.delayed and self.delayed[0][0] <= time.monotonic():
             _, _, node = heapq.heappop(self.delayed)
@@ -332,10 +333,10 @@ def find_done_ids(nodes: Iterable[Node], store: Store) -> set[str]:
 def _read_finished(
     nodes: Sequence[Node], store: Store
 ) -> tuple[Mapping[str, Finished | None], set[str]]:
-    """Returns `store.read_finished` of nodes and the runs they need, and the ids of done nodes.
+    """Reads what is stored of nodes and of the runs that they need, and which nodes are done.
 
-    A node is done if it has a result, the nodes that it needs are done, and their weights are those
-    that it was made from.
+    Returns (`store.read_finished` by id, ids of done nodes). A node is done if it has a result, the
+    nodes that it needs are done, and its result was made from their current weights.
     """
     needs_of = {node.id: node.needs for node in nodes}
     keys = [(node.kind, node.id) for node in nodes]
@@ -366,7 +367,10 @@ def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
 
 
 def find_ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False) -> set[str]:
-    """Reads the ids of nodes that are done or, unless `retry_diverged`, can never be done."""
+    """Returns the ids of nodes that are done.
+
+    Without `retry_diverged`, also returns diverged runs and the nodes that need them.
+    """
     nodes = list(nodes)
     stored, done = _read_finished(nodes, store)
     progress = Progress(done)

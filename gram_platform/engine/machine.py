@@ -29,7 +29,7 @@ CLEARING_S = 10.0
 def free_port(*wanted: int) -> int:
     """Returns the first free port of `wanted`, otherwise a random free port.
 
-    Neither the system nor Ray chooses ports from the range of the random ports.
+    Random ports are from a range in which neither the system nor Ray chooses ports.
     """
     candidates = list(wanted)
     while True:
@@ -40,7 +40,7 @@ def free_port(*wanted: int) -> int:
 
 
 def num_cpus() -> int:
-    """Returns how many cores this process may use, by its affinity and control groups."""
+    """Returns how many cores this process may use, from its CPU affinity and control groups."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -50,7 +50,7 @@ def num_cpus() -> int:
 def _quotas(
     proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> Iterator[float]:
-    """Yields the quotas, in cores, of this process's control groups of version 1 and 2."""
+    """Yields this process's CPU quotas in cores, from control groups of version 1 and 2."""
     with contextlib.suppress(OSError):
         for line in proc.read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
@@ -70,9 +70,9 @@ def _quotas(
 
 
 def safe_path(*folders: str) -> dict[str, str]:
-    """Returns variables that keep a new Python process from importing from the current folder.
+    """Returns environment variables that stop Python from importing from the current folder.
 
-    PYTHONPATH becomes `folders`, by default this process's folders.
+    PYTHONPATH becomes `folders`, by default the folders of this process's PYTHONPATH.
     """
     path = folders or os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))}
@@ -105,7 +105,10 @@ class OwnFolder:
 
 
 def remove_at_end(folder: Path) -> None:
-    """Kills Ray and removes the folder when standard input ends, unless the input is KEEP."""
+    """Waits for the end of standard input, then kills Ray and removes the folder.
+
+    If the input is KEEP, kills and removes nothing.
+    """
     if sys.stdin.buffer.readline() == KEEP:
         return
     deadline = time.monotonic() + CLEARING_S

@@ -77,7 +77,7 @@ class MetricsSummary:
         self.norms: list[float] = []
 
     def add(self, record: StepRecord) -> dict[str, float]:
-        """Adds a step. Returns the metrics of a record if the step completes it, otherwise {}."""
+        """Adds a step. Returns the metrics of the record that the step completes, or {}."""
         for domain, loss in zip(record.domains, record.losses, strict=True):
             self.losses[domain].append(loss)
         self.norms.append(record.grad_norm)
@@ -112,8 +112,8 @@ def execute_run(
 
     SIGTERM, or the caller's `stop_request`, ends the process after the current step, with a
     checkpoint. Raises LeaseHeld while another process works on the run, and ValueError if the
-    checkpoint is of other data. TrainingDiverged, OutOfMemory (with advice) and unforeseen errors
-    are raised, and recorded as the run's failure.
+    checkpoint was made with other data. TrainingDiverged, OutOfMemory (with advice) and unforeseen
+    errors are raised, and recorded as the run's failure.
     """
     set_up_torch(execution)
     store = execution.store()
@@ -155,9 +155,9 @@ Start = Mapping[str, RowsOnDisk] | None
 
 @contextlib.contextmanager
 def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
-    """Yields the verified dense weights that a run starts from, or None for a random start.
+    """Context manager that yields the verified dense weights that a run starts from.
 
-    Corrupted weights are set aside.
+    Yields None for a random start. Sets corrupted weights aside.
     """
     if run.start is None:
         yield None

@@ -30,10 +30,11 @@ LOOK_AT_PARTS_EVERY_S = 1.0
 
 
 def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
-    """Returns workers that pack on Ray if there is more than one task, after a call of `connect`.
+    """Returns workers that pack on Ray, after a call of `connect`.
 
-    With `anywhere` tasks run on all machines of the cluster, which must see the same files,
-    otherwise on this machine. A task whose process dies is retried. Raises ClusterLost if Ray dies.
+    A single task is packed in this process, without Ray. With `anywhere` tasks run on all machines
+    of the cluster, which must see the same files. Otherwise they run on this machine. A task whose
+    process dies is retried. Raises ClusterLost if Ray dies.
     """
     return partial(_spread, connect, anywhere)
 
@@ -50,8 +51,9 @@ def placement(anywhere: bool) -> PackingPlace | None:
     """Chooses where tasks run. Returns None if no two tasks can ever run at once.
 
     With `anywhere` tasks run on the cluster's machines for packing, so that packing neither starts
-    nor slows down machines with GPUs, or without such machines on any CPU. Otherwise they run on
-    Ray's CPUs on this machine, or on all its cores if Ray has none here.
+    nor slows down machines with GPUs. If there are no such machines, tasks run on any CPU of the
+    cluster. Without `anywhere` they run on Ray's CPUs on this machine, or on all its cores if Ray
+    has no CPUs here.
     """
     if anywhere and _has_pack_machines():
         return PackingPlace(

@@ -126,9 +126,10 @@ class ResourceUsage:
         self.peak_bytes = max(self.peak_bytes, resident_bytes)
 
     def system(self) -> dict[str, float]:
-        """Measures the machine's processors, memory and GPU, or returns {} within `SYSTEM_EVERY_S`.
+        """Measures the machine's processors, memory and GPU at most every `SYSTEM_EVERY_S`.
 
-        The keys are MLflow's names. A metric that cannot be measured is skipped.
+        Returns {} if it is called earlier. The keys are MLflow's names. A metric that cannot be
+        measured is skipped.
         """
         if time.monotonic() < self._next_system:
             return {}
@@ -179,8 +180,8 @@ POLL_S = 10.0
 class StopRequest:
     """A request to stop this process, by a signal or because Ray drains its machine.
 
-    Runs read `received` after every step. This also calls `look(request)`. With `asks_ray=False`
-    this object does not ask Ray, and its owner calls `receive`.
+    Runs read `received` after every step, and each read calls `look` with this object. With
+    `asks_ray=False` this object does not ask Ray, and its owner calls `receive`.
     """
 
     def __init__(
@@ -241,7 +242,7 @@ def is_draining() -> bool:
 def stop_on_signal(
     stop_request: StopRequest | None = None, signals: Sequence[int] = (signal.SIGTERM,)
 ) -> Iterator[StopRequest]:
-    """Turns the first of the signals into a stop request during the block.
+    """Context manager that turns the first of the signals into a stop request.
 
     A second signal runs the previous handler. Only a main thread can handle signals. Another thread
     gets the request of `note_sigterm`, if there is one.
@@ -274,7 +275,7 @@ def note_sigterm() -> None:
 def _receive_first(stop_request: StopRequest, signals: Sequence[int]) -> Callable[[], None]:
     """Makes `stop_request` receive the first of the signals, and then restores the old handlers.
 
-    Returns the function that restores them.
+    Returns a function that restores the old handlers earlier.
     """
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in signals}
 

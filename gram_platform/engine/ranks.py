@@ -1,4 +1,7 @@
-"""Trains one rank of a run of several ranks. Rank 0 keeps the attempt, every rank its shard."""
+"""Trains one rank of a run of several ranks.
+
+Rank 0 holds the attempt. Every rank holds its own shard.
+"""
 
 import contextlib
 import json
@@ -64,9 +67,9 @@ def train_rank(
     """Trains this rank's part of a run in an initialised process group.
 
     Returns None if the run is complete, otherwise why the ranks stopped. A thread calls `report`
-    every `REPORT_EVERY_S`, equally often on all ranks. A rank waits for others that load or save
-    for at most `LONG_WORK_TIMEOUT_S`, and in a step for the process group's time-out. If a rank
-    runs out of memory, it raises OutOfMemory with advice.
+    every `REPORT_EVERY_S`, equally often on all ranks. While other ranks load or save, a rank waits
+    for at most `LONG_WORK_TIMEOUT_S`. In a step it waits for at most the process group's time-out.
+    If a rank runs out of memory, it raises OutOfMemory with advice.
     """
     set_up_torch(execution)
     patient = _patient_group()
@@ -135,7 +138,7 @@ class Reports(StopRequest):
     """Reports this rank's progress in a thread, because a report waits for ranks and Ray's head.
 
     All ranks must report equally often. So they vote on when to report, and no rank starts a report
-    while the last report of any rank is under way.
+    while the last report of any rank is still running.
     """
 
     def __init__(self, report: Report | None, stop_request: StopRequest):
@@ -184,7 +187,7 @@ class VotingLearner(ShardedLearner):
 class ShardedExecution(RunExecution):
     """The execution of one rank. If one rank is asked to stop, all ranks stop.
 
-    Rank 0 keeps the attempt, and its clock decides when all ranks checkpoint and report.
+    Rank 0 holds the attempt, and its clock decides when all ranks checkpoint and report.
     """
 
     def __init__(self, run, corpus, attempt, execution, start, reports, patient):

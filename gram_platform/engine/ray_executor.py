@@ -1,4 +1,4 @@
-"""Executes nodes on Ray, as many at once as fit, each after the nodes that it needs.
+"""Executes nodes on Ray. As many run at once as fit, each after the nodes that it needs.
 
 A node whose process crashes restarts from its last checkpoint. A node that fails blocks only its
 dependants. Slots execute nodes of one rank, and Ray Train workers nodes of several ranks.
@@ -146,7 +146,7 @@ class RayExecutor(Executor):
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
         """Starts a run of several ranks; returns the reference to its warnings.
 
-        The task that waits for the ranks is on the driver's machine, which is not preempted.
+        A task on the driver's machine waits for the ranks, because this machine is not preempted.
         """
         here = ray.get_runtime_context().get_node_id()
         execute = _execute_gang.options(

@@ -34,7 +34,7 @@ MONITOR_KEY = "__autoscaling_status"
 
 
 class _OwnPath(list[str]):
-    """A list that takes only folders that are on this process's path."""
+    """A list whose `extend` skips folders that are not on this process's `sys.path`."""
 
     def extend(self, folders: Iterable[str]) -> None:
         paths = set(map(os.path.abspath, sys.path))
@@ -65,9 +65,9 @@ def draining_machines() -> set[str]:
 
 
 def machine_types() -> set[str]:
-    """Returns the types of machines that Ray's autoscaler has reported, by its config.
+    """Returns the machine types that Ray's autoscaler has reported, as its config names them.
 
-    Even without an autoscaler Ray may report, and each machine's type is then `node_<id>`.
+    Ray may also report without an autoscaler. Each machine's type is then `node_<id>`.
     """
     if is_autoscaler_v2(fetch_from_server=True):
         status = get_cluster_status(ray.get_runtime_context().gcs_address)
@@ -84,7 +84,7 @@ def address_record() -> Path:
 
 
 def address_of(given: str | None) -> str:
-    """Returns the HOST:PORT that `ray.init(address=given)` would join; ConnectionError if none."""
+    """Returns the HOST:PORT that `ray.init(address=given)` joins, or raises ConnectionError."""
     return canonicalize_bootstrap_address(given)
 
 
@@ -147,8 +147,9 @@ def _channel(address: str) -> grpc.Channel:
 def adapt(trainer: Any) -> Any:
     """Changes a trainer to request a run's ranks only once, as a placement group; returns it.
 
-    Ray Train would also request each rank by itself, so that the autoscaler starts machines of one
-    GPU that no rank uses, and keep a process for datasets, which no run has.
+    Otherwise Ray Train would also request each rank separately, and the autoscaler would start
+    machines of one GPU that no rank uses. Ray Train would also keep a process for datasets, which
+    no run has.
     """
     from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
     from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy

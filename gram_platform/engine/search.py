@@ -90,7 +90,7 @@ class TrialWatch:
     """Observes trials, and decides whether the next trial starts. Its errors end the search."""
 
     def may_start(self) -> bool:
-        """Returns whether another trial may start, which is so until a limit is reached."""
+        """Returns whether another trial may start, which is true until a limit is reached."""
         return True
 
     def require_lead(self) -> None:
@@ -152,7 +152,7 @@ def run_trials(
 
 
 def _folder_name(trial) -> str:
-    """Names the folder of a trial's results by its point, because TensorBoard shows the name."""
+    """Names the folder of a trial's results after its point, because TensorBoard shows the name."""
     return re.sub(r"[^\w.+-]+", "_", trial.config["name"])[:100] + f"-{trial.trial_id}"
 
 
@@ -206,9 +206,9 @@ class _Scheduler(_StaysHere, FIFOScheduler):
 def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "") -> dict[str, str]:
     """Returns Ray's label selector of the machines that may execute a trial; {} for all machines.
 
-    If the cluster must not grow, it selects only present machines. A trial of several ranks, which
-    only waits for its ranks, is on the driver's machine, which is not preempted. The machine with
-    the id `avoided` is used only if there is no other.
+    If the cluster must not grow, the selector names only present machines. A trial of several ranks
+    only waits for its ranks, so it is placed on the driver's machine, which is not preempted. The
+    machine with the id `avoided` is used only if there is no other.
     """
     if not {"CPU", "GPU"} & bundle.keys():
         return {NODE_ID: ray.get_runtime_context().get_node_id()}
@@ -290,7 +290,8 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
 
         A trial that depends on results is proposed only when it can start, so that Optuna knows as
         many earlier results as possible. On a cluster that can grow, other trials may wait in Ray's
-        queue, so that the autoscaler starts machines. With `max_concurrent` every trial may.
+        queue, so that the autoscaler starts machines. With `max_concurrent`, trials that depend on
+        results may wait there too.
         """
         max_concurrent = self._tuning.max_concurrent
         if not self._running:
@@ -315,7 +316,7 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
             self.error = error
 
     def _why_failed(self, proposal: Proposal, report: Mapping[str, Any]) -> str:
-        """Returns why a crashed trial has failed, or "" (after a warning) if it restarts."""
+        """Returns why a crashed trial has failed, or "", after a warning, if the trial restarts."""
         text, store, probe = report["message"], self._execution.store(), probe_in(report)
         saved_steps = count_committed_steps(self._problem, proposal.point, store)
         next_step = self._policy.after(proposal.name, report[KIND], text, saved_steps, probe)
@@ -346,6 +347,6 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
             self.error = error
 
     def save(self, checkpoint_path: str) -> None:
-        """Writes an empty file, which Ray Tune expects. The source of trials has the state."""
+        """Writes an empty file, which Ray Tune expects. The trials' source keeps the state."""
         with open(checkpoint_path, "wb"):
             pass

@@ -4,8 +4,8 @@ A slot is a Ray actor with the CPU threads of a rank and, if there are GPUs, a G
 GPU. It executes one task after another and keeps its GPU until it ends. So no two runs share a GPU
 while another GPU is idle, and CUDA starts once for many tasks.
 
-A slot waits for a machine without a time limit, which an autoscaler sees as demand. It probes its
-device before its first task. It ends after `IDLE_S` without work, so that its machine can be
+A slot waits for a machine without a time limit, so that an autoscaler sees the demand. It probes
+its device before its first task. It ends after `IDLE_S` without work, so that its machine can be
 released, and after an unforeseen error, because its process may be unusable.
 """
 
@@ -77,10 +77,10 @@ class SlotPool:
     def request(self, number: int, reserved: str = "") -> None:
         """Starts or ends slots, so that `number` slots are free.
 
-        Surplus slots that have not started end at once, others after `IDLE_S` without work. After a
-        failed start no slot starts for 1 s, then for 2 s, 4 s and so on. `reserved` is a machine
-        that is kept free for a run of several ranks. Its slots end without another task, and
-        meanwhile no slot starts on any machine.
+        Surplus slots that have not started end at once. Other surplus slots end after `IDLE_S`
+        without work. After a failed start no slot starts for 1 s, then for 2 s, then for 4 s and so
+        on. `reserved` is a machine that is kept free for a run of several ranks. Its slots end
+        without another task. Meanwhile no slot starts on any machine.
         """
         now = time.monotonic()
         self._reserved_machine = reserved
@@ -116,7 +116,7 @@ class SlotPool:
     def may_come(self) -> bool:
         """Whether slots may still start on a machine that has just been cordoned.
 
-        They are useful if only one GPU of the machine is broken.
+        These slots are useful if only one GPU of the machine is broken.
         """
         return (
             bool(self._list_outdated()) and time.monotonic() - self.cordon.changed < LAST_STARTS_S
@@ -165,8 +165,8 @@ class SlotPool:
     ) -> ray.ObjectRef | None:
         """Gives a task to an idle slot, and returns the reference to its warnings.
 
-        Returns None if no slot is idle. A slot at `avoided` gets the task only if all slots are
-        there.
+        Returns None if no slot is idle. A slot with the probe `avoided` gets the task only if all
+        slots have this probe.
         """
         # The slot that was used last gets the task, so that the others can end.
         slot = next((s for s in reversed(self.idle) if self.probes[s] != avoided), None)

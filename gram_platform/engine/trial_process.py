@@ -1,7 +1,7 @@
-"""Executes trials in a process of Ray Tune, and defines its reports to the driver.
+"""Executes trials in a process of Ray Tune, and defines the process's reports to the driver.
 
-A process executes one trial after another. If a trial fails or crashes in it, it reports this and
-raises an error in the next step, because Ray Tune ends a process only after an error.
+A process executes one trial after another. If a trial fails or crashes, the process reports this
+and raises an error in the next step, because Ray Tune ends a process only after an error.
 """
 
 from collections.abc import Mapping
@@ -75,8 +75,8 @@ def trial_class(
 ) -> type[Trial]:
     """Returns a class of trials with these values, which all trials of a search share.
 
-    `tune.with_parameters` would put them into Ray's object store. If Ray's process on this machine
-    died, Ray would then end the driver without a message.
+    `tune.with_parameters` would put the values into Ray's object store. If Ray's process on this
+    machine died, Ray would then end the driver without a message.
     """
     shared = {"problem": problem, "execution": execution, "resources": resources}
     # The name is `Trial`, because a user who reads Tune's results names this class.
@@ -84,7 +84,7 @@ def trial_class(
 
 
 def crash_report(error: BaseException) -> dict[str, Any]:
-    """Returns the report of a crash, after which another process may execute the trial."""
+    """Returns the report of a crash. Another process may then execute the trial."""
     kind = LACKS_MEMORY if kind_of(error) == LACKS_MEMORY else CRASHED
     return {KIND: kind, "message": failure_message(error)}
 

@@ -66,7 +66,7 @@ class Problem(Protocol):
         """
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Computes finite metrics from the results by node id. Raises ValueError if it cannot."""
+        """Computes finite metrics from the results by node id, or raises ValueError."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Group:
 
 
 class OptunaSource:
-    """Proposes trials of Optuna studies, first of the study that has the most trials left.
+    """Proposes trials, each from the Optuna study that has the most trials left.
 
     A search must have only one driver at a time. A trial that a dead driver left running is
     proposed again with the same parameters. A failed trial does not count as one of `num_trials`.
@@ -181,7 +181,8 @@ class OptunaSource:
     def is_independent(self) -> bool:
         """Whether the next proposal is independent of running trials' results.
 
-        This is so if it resumes a trial or is one of the first, random proposals.
+        This is true of a proposal that resumes a trial, and of the first proposals, which are
+        random.
         """
         group = self._next_group()
         if group is None or group.resumable:
@@ -261,10 +262,10 @@ def execute_trial(
     retry_diverged: bool = False,
     placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
 ) -> Outcome:
-    """Executes the missing nodes of a trial; returns its outcome with the metrics.
+    """Executes the missing nodes of a trial; returns the trial's outcome with its metrics.
 
-    An error of the trial becomes the outcome's message. A device error, a lack of memory and
-    Unavailable are raised, because another process may not meet them. Raises SystemExit if this
+    A device error, running out of memory and Unavailable are raised, because the trial may succeed
+    in another process. Any other exception becomes the outcome's message. Raises SystemExit if this
     process gets SIGTERM or its machine is drained.
     """
     started, clock = time.time(), time.monotonic()
@@ -344,9 +345,10 @@ class _NodeRunner:
 def reservation(placements: Collection[Placement], resources: Resources) -> dict[str, float]:
     """Returns Ray's resources for a trial whose nodes have these placements.
 
-    A trial of one rank reserves the CPUs and GPUs of a run, and without GPUs also the memory of its
-    largest node. A trial of several ranks only waits for Ray Train's workers, which reserve for
-    themselves. It waits on the driver's machine, whose memory limits how many can (`most_gangs`).
+    A trial of one rank reserves the CPUs and GPUs of a run. Without GPUs it also reserves the
+    memory of its largest node. A trial of several ranks only waits for Ray Train's workers, which
+    have their own reservations. It waits on the driver's machine, whose memory limits how many
+    trials can wait (`most_gangs`).
     """
     if trial_ranks(placements) > 1:
         return {"memory": MEMORY_STEP}

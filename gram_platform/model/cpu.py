@@ -1,7 +1,8 @@
-"""Chooses between code that is fast on some CPUs and plain torch, once a process.
+"""Chooses, once per process, between plain torch and code that is faster on some CPUs.
 
-The fast code needs a private operator of torch (`kernels.py`) and glibc's allocator. Plain torch
-runs without them, as on macOS, and with GRAM_CPU_CODE=torch. It is slower and rounds differently.
+The fast code needs a private operator of torch (`kernels.py`) and glibc's allocator. Plain torch is
+used where these are missing, as on macOS, and with GRAM_CPU_CODE=torch. It is slower and rounds
+differently.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ BOUND = 1e-4
 
 @functools.cache
 def has_fast_code() -> bool:
-    """Tells whether the fast code is allowed and reproduces torch's numbers."""
+    """Returns whether the fast code is allowed and reproduces torch's numbers."""
     operator = getattr(torch.ops.aten, OPERATOR, None)
     if os.environ.get(VARIABLE) == PLAIN or operator is None:
         return False
@@ -54,10 +55,10 @@ UNTRIMMED_BYTES = 2**31 - 1
 
 @contextlib.contextmanager
 def keep_freed_memory() -> Iterator[None]:
-    """Keeps memory that is freed at the end of the heap until the block ends; glibc only.
+    """Context manager that keeps memory which is freed at the end of the heap; glibc only.
 
-    Blocks of 32 MiB and more still return to the system at once. glibc cannot restore its own
-    thresholds, so it keeps memory that is freed later until the next block ends.
+    Blocks of memory of 32 MiB and more still return to the system at once. glibc cannot restore its
+    own thresholds, so memory that is freed later is kept until the next use of this function ends.
     """
     libc = ctypes.CDLL(None)
     if os.environ.get(VARIABLE) == PLAIN or not hasattr(libc, "mallopt"):

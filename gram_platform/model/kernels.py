@@ -41,13 +41,16 @@ GELU_3 = 0.044715 * GELU_1
 
 
 def require_first_order() -> None:
-    """Raises RuntimeError under create_graph=True, which would take saved values as constants."""
+    """Raises RuntimeError under create_graph=True, which would treat saved values as constants."""
     if torch.is_grad_enabled():
         raise RuntimeError("create_graph=True: expected False, as kernels lack second derivatives")
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Returns GELU in the tanh form; on a CPU a float32 sigmoid takes a third of tanh's time."""
+    """Returns GELU in the tanh form.
+
+    On a CPU, uses a float32 sigmoid, which takes a third of the time of tanh.
+    """
     if _is_fast_on(x) and x.dtype == torch.float32 and x.numel() > GELU_SMALL:
         return _Gelu.apply(x)
     return F.gelu(x, approximate="tanh")
@@ -59,7 +62,7 @@ def _is_fast_on(x: Tensor) -> bool:
 
 
 class _Gelu(torch.autograd.Function):
-    """Saves the derivative for the backward pass; torch's GELU saves the input."""
+    """GELU that saves its derivative for the backward pass, where torch's GELU saves the input."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -153,7 +156,8 @@ def attention(
 ) -> Tensor:
     """Returns out_BHTh of grouped-query attention, with scores divided by the square root of h.
 
-    `mask_BTT`, of the scores' dtype, is added to them: 0 or -inf, and -inf above the diagonal.
+    `mask_BTT` is added to the scores and has their dtype. It is 0 or -inf, and always -inf above
+    the diagonal.
     """
     needs_gradient = torch.is_grad_enabled() and (q_BHTh.requires_grad or v_BKSh.requires_grad)
     is_square = is_causal and q_BHTh.shape[2] == k_BKSh.shape[2]
@@ -187,13 +191,16 @@ def _arguments(
 
 
 def repeats_keys(dtype: torch.dtype, head_dim: int, is_masked: bool) -> bool:
-    """Tells whether a GPU's kernel needs keys for every head; a constant to torch.compile."""
+    """Returns whether a GPU's kernel needs keys for every head, a constant to torch.compile."""
     return attention_kernel("cuda", dtype.itemsize, head_dim, is_masked, gpu_kernels()) == EFFICIENT
 
 
 @functools.cache
 def gpu_kernels() -> frozenset[str]:
-    """Returns the attention kernels that torch may use on this process's GPU; all without a GPU."""
+    """Returns the attention kernels that torch may use on this process's GPU.
+
+    Without a GPU, returns all kernels.
+    """
     if not torch.cuda.is_available():
         return GPU_KERNELS
     switches, is_ampere = torch.backends.cuda, torch.cuda.get_device_capability() >= (8, 0)
@@ -216,9 +223,10 @@ BACKENDS = {
 
 
 def kernel_in_use(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> str:
-    """Names the kernel that trains this model, on a GPU torch's choice for the model's shapes.
+    """Names the attention kernel that trains this model.
 
-    ValueError if plain matrix products would attend in a long context on a GPU.
+    On a GPU this is torch's choice for the model's shapes. Raises ValueError if a GPU would use
+    plain matrix products in a long context.
     """
     device = torch.device(device)
     if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""Defines layers of passes whose sequences belong to micro-batches of several routes.
+"""Defines layers for passes that mix sequences of several routes.
 
 Sequences that train a layer come first, and the layer's parameters get no gradient from the others.
 Shapes: B sequences, T tokens, D d_model, R sequences that have a module.
@@ -42,7 +42,7 @@ class Linear(nn.Linear):
 
 
 class _Linear(torch.autograd.Function):
-    """Multiplies all sequences at once; only the first ones add to the parameters' gradients."""
+    """Multiplies all sequences at once. Only the first `num_trained` train the parameters."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, num_trained: int) -> Tensor:

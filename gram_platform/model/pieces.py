@@ -47,11 +47,11 @@ def num_rows(shape: tuple[int, ...]) -> int:
 
 
 def all_rows(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Returns (0, number of rows): one process needs all rows."""
+    """Returns (0, number of rows), because a single process needs all rows."""
     return 0, num_rows(shape)
 
 
 def rank_rows(count: int, rank: int, num_ranks: int) -> tuple[int, int]:
-    """Returns [first, stop), a rank's rows of `count` under FSDP2, whose last chunks are short."""
+    """Returns a rank's [first, stop) of `count` rows under FSDP2, whose last chunks are short."""
     size = -(-count // num_ranks)
     return min(rank * size, count), min((rank + 1) * size, count)

@@ -66,7 +66,7 @@ def activation(
 ) -> Activation:
     """Finds the modules of every row, from each row's weights (domain -> weight).
 
-    ValueError for a domain without a module.
+    Raises ValueError for a domain without a module.
     """
     of_domain: dict[str, list[tuple[int, float]]] = {domain: [] for domain in domains}
     for row, weights in enumerate(rows):
@@ -182,7 +182,11 @@ def _sum_modules(
     one: Callable[[Tensor, int], Tensor],
     every: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Returns total_BTY of each row's modules, by `one(x_nX, module)` or `every(x_MnX)`."""
+    """Returns total_BTY, the sum of each row's modules.
+
+    `every(x_MnX)` computes padded modules together. Otherwise `one(x_nX, module)` is called for
+    each.
+    """
     pairs = active.pairs if active.padded is None else active.padded
     taken_PTX = pairs.take(x_BTX)
     P, T, X = taken_PTX.shape

@@ -24,7 +24,7 @@ class RowReader:
     """A model with a cache of keys and values for `num_rows` sequences of the context's length.
 
     A row sees only positions that it has read, and only the current document if the model masks
-    documents. Moves the auxiliary modules of `model` into stacks, except their heads.
+    documents. The auxiliary modules of `model`, except their heads, are moved into stacks.
     """
 
     def __init__(self, model: Transformer, num_rows: int):
@@ -125,10 +125,11 @@ class RowReader:
         reading: Reading,
         rows: slice | Tensor,
     ) -> Tensor:
-        """Returns the attention's x_BTD; each group's queries share a key head without copies.
+        """Stores new keys and values in the memory; returns the attention's x_BTD.
 
-        `first_head` is the attention's first key-value head in the memory. `rows` are the rows of
-        `reading`, if possible as a slice, which copies nothing.
+        The queries of a group use one key-value head, which is not copied. `first_head` is the
+        attention's first key-value head in the memory. `rows` are the rows of `reading`, if
+        possible as a slice, because a slice copies no keys or values.
         """
         rows_B, positions_BT, visible_BTS, cos, sin = reading
         q_BHTh, *new = attention.heads(normed_BTD, lambda x, _: rotate(x, cos, sin))
@@ -146,7 +147,7 @@ class RowReader:
     def _attend_modules(
         self, block: Block, layer: int, normed_BTD: Tensor, reading: Reading, active: Activation
     ) -> Tensor:
-        """Sums the heads of each row's modules, which compute only rows that have the module."""
+        """Sums the heads of each row's modules. Each module computes only the rows that have it."""
         pairs, outs, begin = active.pairs, [], 0
         for module, number in pairs.counts:
             chosen = slice(begin, begin + number)

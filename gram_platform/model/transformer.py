@@ -265,8 +265,8 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Returns logits_BTV.
 
-        Only the first `num_trained` sequences train shared parameters and the core; None: all that
-        need a gradient.
+        Only the first `num_trained` sequences train shared parameters and the core. With None, all
+        sequences do.
         """
         x_BTD = self.wte(tokens_BT, num_trained)
         ordered = {d: active[d] for d in self.config.module_domains if d in active}
@@ -285,7 +285,7 @@ def document_mask(tokens_BT: Tensor, document_end: int, dtype: torch.dtype) -> T
     """Returns the mask to add to scores [B, T, T], or None for a `document_end` below 0.
 
     It is 0 for keys of the query's document up to the query, otherwise -inf. The token that ends a
-    document belongs to it.
+    document belongs to that document.
     """
     if document_end < 0:
         return None
@@ -304,7 +304,7 @@ def _checkpoint(block: Block, *inputs) -> Tensor:
 
 
 def parameter_set(name: str) -> str:
-    """Returns the set of a parameter's qualified name: shared, core_mlp, or its module's."""
+    """Returns the parameter set of a qualified name, which is shared, core_mlp or a module's."""
     parts = name.split(".")
     if parts[0] != "blocks" or parts[2] not in ("mlp", "aux", "heads"):
         return SHARED
@@ -312,12 +312,12 @@ def parameter_set(name: str) -> str:
 
 
 def is_module(name: str) -> bool:
-    """Tells whether a qualified name is of an auxiliary module's parameter."""
+    """Returns whether a qualified name belongs to an auxiliary module."""
     return parameter_set(name) not in (SHARED, CORE_MLP)
 
 
 def is_trained(config: ModelConfig, name: str, trained: Collection[str]) -> bool:
-    """Tells whether a route that trains these sets trains the parameter of a qualified name."""
+    """Returns whether a route that trains these sets trains the parameter with this name."""
     of_set = parameter_set(name)
     if of_set == SHARED and EMBEDDINGS in trained:
         return name.startswith("wte") or "ln_" in name
@@ -347,7 +347,7 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def initial_weight(config: ModelConfig, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Draws a parameter in float32, which depends on its name, its shape and the seed only.
+    """Draws a parameter in float32 that depends only on its name, its shape and the seed.
 
     Weights are normal with `init_std`, divided by sqrt(2 x layers) for projections into the
     residual stream (GPT-2's convention; the paper does not say). Biases are 0, gains of norms 1. A
@@ -366,13 +366,13 @@ def initial_weight(config: ModelConfig, seed: int, name: str, shape: tuple[int, 
 
 
 def seed_generator(*names: object) -> torch.Generator:
-    """Makes a generator on the CPU that depends only on the names."""
+    """Makes a generator on the CPU whose seed depends only on the names."""
     digest = hashlib.sha256("/".join(map(str, names)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 def build(config: ModelConfig, weights: Iterable[tuple[str, Tensor]]) -> Transformer:
-    """Builds a float32 model on the CPU from a (name, tensor) of every parameter."""
+    """Builds a float32 model on the CPU from (name, tensor) pairs of all parameters."""
     with torch.device("meta"):
         model = Transformer(config)
     model.to_empty(device="cpu")

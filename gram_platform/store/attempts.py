@@ -44,10 +44,10 @@ from gram_platform.store.tensors import hash_tensors, save_tensors
 
 
 class Attempt:
-    """An attempt of `RunDirectory.start_attempt`. The end of its block releases the lease.
+    """An attempt that `RunDirectory.start_attempt` starts. The end of its block releases the lease.
 
-    A thread renews the lease, because a step may take longer. If the lease expires before it is
-    renewed, `heartbeat` and commits raise LeaseLost.
+    A thread renews the lease, because a step may last longer than the lease. If the lease expires
+    before it is renewed, `heartbeat` and commits raise LeaseLost.
     """
 
     def __init__(self, run, attempt_id: str, owner: str, lease_seconds: float) -> None:
@@ -75,7 +75,7 @@ class Attempt:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of work, including earlier attempts up to the commit where this one began."""
+        """Seconds of this attempt's work, plus earlier work up to the commit that it continues."""
         return self._earlier_s + time.monotonic() - self._clock
 
     def resume(
@@ -84,8 +84,8 @@ class Attempt:
         """Reads the run's newest intact checkpoint, from which this attempt continues, or None.
 
         If `read(attempts, step, attempt_id)` raises CorruptFile, the checkpoint is set aside with a
-        warning. If it raises OSError, an older checkpoint is read. Without an older one the OSError
-        is raised, because starting over would lose all work.
+        warning. If `read` raises OSError, the next older checkpoint is read. If there is none, the
+        OSError is raised, because starting over would lose all work.
         """
         unreadable = None
         clear_debris(self._attempts)
@@ -122,7 +122,7 @@ class Attempt:
 
         `tensors` are CPU tensors by flat name. `state` has JSON values with finite numbers.
         `records` are the metric records {"step", "time", "metrics"} since the last commit. Raises
-        ValueError if steps do not rise, and LeaseLost if another process may continue the run.
+        ValueError if steps do not increase, and LeaseLost if another process may continue the run.
         """
         self._require_above_last(step)
         with self._detect_takeover():
@@ -175,9 +175,10 @@ class Attempt:
     ) -> dict:
         """Saves the final weights and writes `result.json`, unless the run has a result.
 
-        Returns the run's result, which has the fields of `final` (they must be deterministic),
-        `run_id`, `weights_sha256` and `sha256`. `records` are the metric records since the last
-        commit. `measured` is added to the run's `timing()`. Removes the run's checkpoints.
+        Returns the run's result, which has the fields of `final`, `run_id`, `weights_sha256` and
+        `sha256`. The fields of `final` must be deterministic. `records` are the metric records
+        since the last commit. `measured` is added to the run's `timing()`. Removes the run's
+        checkpoints.
         """
         save = partial(self._folder.write_with, WEIGHTS, partial(save_tensors, tensors=tensors))
         return self._finish(save, final, hash_tensors(tensors), records, measured)
@@ -244,7 +245,11 @@ class Attempt:
 
     @contextlib.contextmanager
     def _detect_takeover(self) -> Iterator[None]:
-        """Raises LeaseLost if the lease has expired or another attempt removes files meanwhile."""
+        """Context manager that raises LeaseLost if another process has taken over the run.
+
+        This is so if the lease has expired, or if a file is missing because another attempt removed
+        it.
+        """
         self._require_lease()
         try:
             yield

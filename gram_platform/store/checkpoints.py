@@ -91,7 +91,7 @@ def newest_manifest(attempts: Folder) -> dict | None:
 
 @contextlib.contextmanager
 def collect_denied(errors: list) -> Iterator[None]:
-    """Adds a PermissionError of the block to `errors`."""
+    """Context manager that appends a PermissionError to `errors` instead of raising it."""
     try:
         yield
     except PermissionError as error:
@@ -117,7 +117,10 @@ def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> list:
 
 
 def clear_debris(attempts: Folder) -> list:
-    """Removes half-written checkpoints and files of ended attempts; returns errors as `prune`."""
+    """Removes half-written checkpoints and files of ended attempts.
+
+    Returns PermissionErrors, as `prune` does.
+    """
     errors: list = []
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)
@@ -153,7 +156,7 @@ def write_segment(
 
 
 def read_segment(attempts: Folder, entry: dict) -> list[dict]:
-    """Reads the records of an entry. Raises CorruptFile if the file is missing or altered."""
+    """Reads the records of a history entry. Raises CorruptFile if a file is missing or altered."""
     path = f"{attempts.path}/{entry['attempt']}/segments/{entry['file']}"
     try:
         data = attempts.child(entry["attempt"], "segments").read(entry["file"])
@@ -180,8 +183,8 @@ def has_weights(attempt: Folder) -> bool:
 def clear_weights(attempts: Folder) -> None:
     """Removes the weights, even half-written, of attempts that ended before they finished.
 
-    Call it only if a finished attempt has the result's weights, because an attempt that only seemed
-    dead may lose its weights.
+    Call this only if a finished attempt has the result's weights. An attempt that only seemed to
+    have ended may lose its own weights.
     """
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)

@@ -57,8 +57,8 @@ def provide_corpus(
 ) -> PackedCorpus:
     """Opens the recipe's corpus. If the storage lacks it, packs and uploads it first.
 
-    `store` is open for writing. `workers` are passed to `prepare`, and must see this machine's
-    files. Raises the errors of `prepare` and `open_corpus`.
+    `store` is open for writing. `workers` are passed to `prepare`, and must have access to this
+    machine's files. Raises the errors of `prepare` and `open_corpus`.
     """
     # Imported here, because a machine that only trains lacks tokenizers.
     from gram_platform.corpora.pack import in_turn, prepare
@@ -195,9 +195,9 @@ def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> P
 class FetchedRows:
     """The training sequences of a domain as an array of token ids [num_sequences, seq_len + 1].
 
-    A row is fetched when it is read. `path` is this machine's copy of the stored file. Its blocks
-    have equal sizes, except the last. `hashes` are their SHA-256. `fetch(first, stop)` reads bytes
-    of the stored file.
+    A row is fetched when it is read. `path` is this machine's copy of the stored file. The file is
+    divided into blocks of equal size, except the last, and `hashes` are the SHA-256 of the blocks.
+    `fetch(first, stop)` reads bytes of the stored file.
     """
 
     def __init__(
@@ -324,8 +324,8 @@ def fetch_ahead(rows: Mapping[str, FetchedRows], num_rows: Mapping[str, int]) ->
 def _bring_each(left: "queue.SimpleQueue[tuple[FetchedRows, int]]") -> None:
     """Fetches blocks until none is left or a fetch fails.
 
-    Errors are ignored, because the run gets them again when it reads the block. At the end of a
-    process drivers of object stores raise RuntimeError.
+    Errors are ignored, because the run gets the same error when it reads the block. RuntimeError is
+    also ignored, because drivers of object stores raise it while the process ends.
     """
     with contextlib.suppress(queue.Empty, OSError, ValueError, RuntimeError):
         while True:

@@ -1,4 +1,4 @@
-"""Reads and writes the directories of evaluations and imports, and files that all nodes have.
+"""Reads and writes the directories of evaluations and imports, and the files common to all nodes.
 
 torch is imported only for tensors.
 """
@@ -150,7 +150,7 @@ class NodeDirectory:
         return result
 
     def publish(self, data: bytes) -> dict:
-        """Makes `data` the result unless there is a result, and returns the result.
+        """Stores `data` as the result unless there is a result already; returns the stored result.
 
         Warns if the existing result differs from `data`.
         """
@@ -194,7 +194,7 @@ class NodeDirectory:
 class EvaluationDirectory(NodeDirectory):
     """`<storage>/evaluations/<eval_id>/{config.json, tags.json, result.json, timing.json}`.
 
-    Tensors are in `tensors-<hash>.safetensors`. The result has this hash, so it never belongs to
+    Tensors are in `tensors-<hash>.safetensors`. The result has this hash, so it never refers to
     another writer's tensors.
     """
 
@@ -221,8 +221,9 @@ class EvaluationDirectory(NodeDirectory):
     ) -> dict:
         """Writes the tensors, and the result unless there is one. Returns the result.
 
-        `result` has only deterministic fields, and gets `eval_id`, `sha256` and the hash of
-        `tensors`. `timing` may have `elapsed_s`, and gets `ended` and `host`.
+        `result` must have only deterministic fields. The stored result also has `eval_id`, `sha256`
+        and the hash of `tensors`. `timing` may have `elapsed_s`. The stored timing also has `ended`
+        and `host`.
         """
         if self.result() is None:
             facts = {**(timing or {}), "ended": time.time(), "host": socket.gethostname()}
@@ -319,7 +320,7 @@ class ImportDirectory(NodeDirectory):
 
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
-        """Yields the weights, which are read one by one. Raises CorruptFile if they are altered."""
+        """Context manager that yields weights read one by one. Raises CorruptFile if altered."""
         from gram_platform.store.shards import open_weights
 
         result = self.require_result()

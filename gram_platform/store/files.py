@@ -31,7 +31,7 @@ class CorruptFile(ValueError):
 
 
 def safe_name(field: str, name: str) -> str:
-    """Returns `name`. Raises ValueError, which names `field`, unless it can be part of a path."""
+    """Returns `name` if it can be part of a path. Otherwise raises ValueError with `field`."""
     if not is_safe_name(name):
         allowed = "at most 200 letters, digits and _ + . = @ -, the first a letter, digit or _"
         raise invalid(field, name, allowed)
@@ -49,7 +49,7 @@ def seal(fields: Mapping) -> bytes:
 
 
 def unseal(data: bytes) -> dict:
-    """Reads JSON that `seal` returned, with `sha256`. Raises CorruptFile for any other bytes."""
+    """Reads JSON from `seal`, including `sha256`. Raises CorruptFile for any other bytes."""
     try:
         fields = parse_json(data, dict)
         intact = seal({k: v for k, v in fields.items() if k != "sha256"}) == data
@@ -61,7 +61,10 @@ def unseal(data: bytes) -> dict:
 
 
 def unseal_if_sealed(data: bytes) -> dict:
-    """Reads JSON without its `sha256`. Raises CorruptFile for a wrong seal. Old files have none."""
+    """Reads JSON and drops its `sha256`. Raises CorruptFile if the seal is wrong.
+
+    Old files without a seal are accepted.
+    """
     fields = parse_json(data, dict)
     # A hash under another name belongs to a damaged seal.
     if "sha256" in fields or any(_HASH.fullmatch(str(value)) for value in fields.values()):
@@ -92,7 +95,7 @@ class Folder:
         return f"{self.path}/{safe_name('file', name)}"
 
     def address(self, name: str) -> str:
-        """Returns the path, or the URL with protocol, by which a person opens a file."""
+        """Returns the path, or the URL with its protocol, at which a person can open the file."""
         return self.file(name)
 
     def read_json(self, name: str, kind: Any = dict) -> Any:
@@ -124,7 +127,10 @@ class Folder:
             return {}
 
     def read_or_set_aside(self, name: str, kind: Any) -> Any:
-        """Reads JSON by `unseal_if_sealed`, or returns {}. Sets a damaged file aside."""
+        """Reads JSON by `unseal_if_sealed`. Returns {} if the file is absent or damaged.
+
+        Sets a damaged file aside.
+        """
         try:
             return self._read_as(name, lambda data: from_plain(kind, unseal_if_sealed(data))) or {}
         except CorruptFile as error:
@@ -138,7 +144,7 @@ class Folder:
         self.write(name, seal(fields), durable=durable)
 
     def write_whole(self, files: Mapping[str, bytes]) -> None:
-        """Writes files, and then their hashes for `require_whole`."""
+        """Writes files, and then their hashes, which `require_whole` compares."""
         self.remove(HASHES)
         for name, data in files.items():
             self.write(name, data)
@@ -202,7 +208,7 @@ TRANSIENT_CLASSES = frozenset(_CLASSES.split())
 
 
 class StorageAway(Unavailable, OSError):
-    """The storage failed for longer than calls are retried."""
+    """The storage kept failing until `keep_trying` gave up."""
 
 
 _last_warned = -SILENCE_S

@@ -1,8 +1,8 @@
 """Reads and writes local folders of a storage, and opens the folders of a path or a URL.
 
 A storage has only files and folders. Nothing is read, written or removed through a link, because a
-link could lead anywhere. In place of a folder a link counts as absent. In place of a file a link or
-a pipe counts as damaged. Only the storage itself may be a link.
+link could lead anywhere. A link in place of a folder counts as an absent folder. A link or pipe in
+place of a file counts as a damaged file. Only the storage itself may be a link.
 """
 
 import contextlib
@@ -48,7 +48,8 @@ from gram_platform.store.remote_folder import RemoteFolder
 def retry_if_removed(method: Callable) -> Callable:
     """Decorates a method that writes a file, and calls it again if the unfinished file was removed.
 
-    Other processes remove it if this process was suspended for so long that it seemed dead.
+    Other processes remove the unfinished files of a process that seems dead, for example because it
+    was suspended for a long time.
     """
 
     @functools.wraps(method)
@@ -106,9 +107,10 @@ class LocalFolder(Folder):
     @with_retries
     @retry_if_removed
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless the name exists. Returns True only to the writer that created it.
+        """Writes the file unless the name exists. Returns whether this call created the file.
 
-        After a transient error that writer may get False too.
+        If the call is retried after a transient error, it may return False although it created the
+        file.
         """
         path = self._target(name)
         with temporary_beside(path) as temporary:
@@ -224,7 +226,7 @@ class LocalFolder(Folder):
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Locks out other processes of this machine during the block.
+        """Context manager that locks out other processes of this machine.
 
         The lock only avoids duplicate work. So the block also runs, after a warning, if the file
         system has no locks or the lock's name is a link.
@@ -245,9 +247,9 @@ class LocalFolder(Folder):
         return open(os.path.join(self.path, f".{name}.lock"), "a", opener=_open_without_link)
 
     def _look(self, work: Callable[[], Value]) -> Value:
-        """Calls `work`. If a name is absent, opens the folder and calls it again.
+        """Calls `work`. After a FileNotFoundError, opens the folder and calls `work` again.
 
-        Without this an NFS client may remember for up to a minute that the name is absent.
+        Without this an NFS client may report a new file as absent for up to a minute.
         """
         try:
             return work()
@@ -271,7 +273,7 @@ class LocalFolder(Folder):
         return ""
 
     def _is_here(self) -> bool:
-        """Returns whether only folders lead here. Otherwise warns."""
+        """Returns False, with a warning, if this folder or a parent is a link or a file."""
         if obstacle := self._obstacle():
             _warn_of(obstacle)
         return not obstacle

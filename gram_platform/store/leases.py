@@ -1,7 +1,7 @@
 """Keeps leases with heartbeats, which name the process that trains a run or leads a search.
 
-A lease only avoids duplicate work, because two attempts at a run give the same result, on CPUs bit
-for bit. If a process cannot renew its lease before it expires, it stops (`LeaseLost`).
+Leases only avoid duplicate work. Two attempts at a run give the same result, on CPUs bit for bit. A
+process stops (`LeaseLost`) if it cannot renew its lease before the lease expires.
 
 A lease is fresh if its last heartbeat is within `lease_seconds` of the current time. So a wrong
 clock makes every lease stale, which costs duplicate work but never blocks a run. The lease of a
@@ -75,8 +75,9 @@ class Lease:
 
     A thread renews the lease while `is_working()` is true, and writes each `report` within
     `interval_s`. Raises OSError if the first write fails. Later failures give one warning that
-    begins with `warning`, or none if that is "". If the folder is `contested`, another process may
-    take over an expired lease. This process then writes no more leases.
+    begins with `warning`, or no warning if `warning` is "". In a `contested` folder an expired
+    lease is renewed until another process has taken it over. In other folders an expired lease is
+    not renewed.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Lease:
         self._unwritten = progress
 
     def is_overdue(self) -> bool:
-        """Returns whether the lease has expired. An expired lease is only renewed if contested."""
+        """Returns whether the lease has expired. After that only a contested lease is renewed."""
         return _boot_time() - self._renewed > max(self.fields["lease_seconds"], SHORTEST_LEASE_S)
 
     def is_lost(self) -> bool:
@@ -186,9 +187,9 @@ def is_fresh(lease: dict | None) -> bool:
 def has_ended(lease: dict | None) -> bool:
     """Returns whether the lease's owner has ended, so that its half-written files can be removed.
 
-    This is certain for a process of this machine. A process of another machine has ended if its
-    last heartbeat is older than GONE_AFTER_S. If it wakes up after all, it writes removed files
-    again.
+    This is certain for a process of this machine. A process of another machine counts as ended if
+    its last heartbeat is older than GONE_AFTER_S. If that process wakes up after all, it writes the
+    removed files again.
     """
     if not lease:
         return False
@@ -198,7 +199,7 @@ def has_ended(lease: dict | None) -> bool:
 
 
 def _boot_time() -> float:
-    """Reads a clock that is never set and that, if possible, counts while the machine sleeps."""
+    """Reads a monotonic clock that, if possible, also counts while the machine sleeps."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()

@@ -71,7 +71,7 @@ class RemoteFolder(Folder):
 
     @with_retries
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless it exists, and returns whether it did. Atomic on S3 and GCS."""
+        """Writes the file unless it exists; returns whether it wrote it. Atomic on S3 and GCS."""
         try:
             self._put(lambda: self.filesystem.pipe_file(self.file(name), data, mode="create"))
         except FileExistsError:
@@ -100,7 +100,7 @@ class RemoteFolder(Folder):
     def versions(self, names: Collection[str]) -> dict[str, dict[str, str]]:
         """Returns the versions of the files with these names as {folder: {file: version}}.
 
-        Folders that have only other files are included. One paged listing reads all versions.
+        A folder that has only other files gets {}. One paged listing reads all versions.
         """
         self.filesystem.invalidate_cache()
         versions: dict[str, dict[str, str]] = {}

@@ -52,11 +52,11 @@ class StoreFacts(TypedDict):
 
 @dataclass(frozen=True)
 class Finished:
-    """What the storage says of a node that has a result.
+    """What the storage has about a node with a result.
 
-    `sha256` is the result's hash. `weights_sha256` is the hash of its weights, or "" for an
-    evaluation. `sources` are the hashes, by id, of the weights that it was made from. `has_config`
-    is whether the config is intact.
+    `sha256` is the result's hash. `weights_sha256` is the hash of the result's weights, or "" for
+    an evaluation. `sources` are the hashes, by id, of the weights from which the result was made.
+    `has_config` is whether the config is intact.
     """
 
     sha256: str
@@ -74,9 +74,9 @@ class IndexEntry(Finished):
 
 
 def storage_place(storage: str) -> str:
-    """Returns the path or URL in the flag `storage`, otherwise in $GRAM_STORAGE, or ~/.gram.
+    """Returns the storage's path or URL, from `storage`, or else $GRAM_STORAGE, or else ~/.gram.
 
-    Raises ValueError for a file, and for a place that this user may not enter.
+    Raises ValueError if the place is a file, or if this user may not enter it.
     """
     place = absolute_place("storage", storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
     try:
@@ -89,9 +89,9 @@ def storage_place(storage: str) -> str:
 
 
 class Store:
-    """A storage at a local path (`~` expanded) or an fsspec URL, read-only until it is opened.
+    """A storage at a local path (`~` expanded) or an fsspec URL.
 
-    `root` is the absolute path or the URL.
+    It is read-only until `open_for_writing` is called. `root` is the absolute path or the URL.
     """
 
     def __init__(self, root: str | os.PathLike) -> None:
@@ -106,8 +106,8 @@ class Store:
     def open_for_writing(self, min_free_bytes: int = MIN_FREE_BYTES) -> "Store":
         """Creates the storage if it does not exist, allows writing, and returns this store.
 
-        Raises ValueError, which names `storage`, if files cannot be written, or as
-        `require_known_layout` does. A local storage needs `min_free_bytes` of free space, and may
+        Raises ValueError, which names `storage`, if files cannot be written. Also raises the errors
+        of `require_known_layout`. A local storage needs `min_free_bytes` of free space, and must
         have no link or pipe.
         """
         self.require_known_layout()
@@ -142,10 +142,10 @@ class Store:
         return self.run(node_id) if kind == "run" else self.evaluation(node_id)
 
     def read_finished(self, nodes: Iterable[tuple[str, str]]) -> dict[str, Finished | None]:
-        """Reads what is stored of each node, by id, or None for a node without a result.
+        """Returns {id: what is stored of a node, or None if the node has no result}.
 
-        `nodes` are pairs of kind and id. An object store is listed only twice, and nodes without
-        any file there are left out.
+        `nodes` are pairs of kind and id. An object store is listed only twice, and nodes that have
+        no file there are left out.
         """
         directories = (self.node(kind, node_id) for kind, node_id in nodes)
         folder = self._folder
@@ -171,7 +171,7 @@ class Store:
         return {node.node_id: index.get(key) for key, node in present.items()}
 
     def concurrently(self, work: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Outcome]:
-        """Returns `work(item)` of all items in order. For an object store, threads do the work."""
+        """Returns `work(item)` of all items in order. Uses threads for an object store."""
         if self.is_local:
             return [work(item) for item in items]
         with ThreadPoolExecutor(THREADS) as threads:
@@ -182,12 +182,18 @@ class Store:
         return self.import_dir(run_id) if run_id.startswith(IMPORTED) else self.run(run_id)
 
     def source_weights(self, view: View | None) -> dict[str, str]:
-        """Reads {id: weights_sha256} of a view's sources. Raises ValueError without a result."""
+        """Reads {id: weights_sha256} of a view's sources.
+
+        Raises ValueError if a source has no result.
+        """
         ids = sorted({view.run_id, *view.origins.values()}) if view else ()
         return {i: self.origin(i).require_result()["weights_sha256"] for i in ids}
 
     def explain_outdated(self, result: Mapping) -> str:
-        """Says which source of a result has other weights now, or "" if none is known to have."""
+        """Returns which source of a result has changed its weights since, or "".
+
+        A source without a result does not count.
+        """
         for run_id, before in result.get(SOURCE_HASHES, {}).items():
             now = self.origin(run_id).result()
             if now is not None and now["weights_sha256"] != before:
@@ -195,12 +201,12 @@ class Store:
         return ""
 
     def current_result(self, node: RunDirectory | EvaluationDirectory) -> dict | None:
-        """Reads a node's result, or returns None if it is missing or made from other weights."""
+        """Reads a node's result. Returns None if it is missing or was made from other weights."""
         result = node.result()
         return None if result is None or self.explain_outdated(result) else result
 
     def set_outdated_aside(self, node: RunDirectory | EvaluationDirectory) -> None:
-        """Sets an outdated result aside. Call it when the new weights have been read."""
+        """Sets an outdated result aside. Call this after the new weights have been read."""
         if reason := self.explain_outdated(node.result() or {}):
             node.set_result_aside(reason)
 
@@ -211,7 +217,7 @@ class Store:
         return self._folder.child("imports").list()
 
     def find_run(self, beginning: str) -> str:
-        """Returns the id of a run or import by its beginning. Raises ValueError unless one fits."""
+        """Returns the one run or import id that begins with `beginning`, or raises ValueError."""
         ids = (*self.list_runs(), *self.list_imports())
         return find_id("run_id", beginning, ids, f"a run in {self.root}, as `gram status` prints")
 
@@ -228,7 +234,7 @@ class Store:
         return self._folder.child("studies", name)
 
     def history_dirs(self, name: str) -> dict[str, Folder]:
-        """Returns the folders of a study's earlier pages by date, the oldest first."""
+        """Returns the folders of a study's earlier reports by date, the oldest first."""
         history = self.study_dir(name).child(HISTORY)
         return {
             date: history.child(date) for date in history.list() if HISTORY_DATE.fullmatch(date)
@@ -317,7 +323,7 @@ class Cordoned(TypedDict):
 
 
 def write_cordoned(store: Store, study: str, machines: Sequence[Mapping]) -> None:
-    """Writes the machines that were left out, with the fields of `Cordoned` and any others."""
+    """Writes a study's cordoned machines, with the fields of `Cordoned` and any others."""
     folder = store.study_dir(study)
     if machines:
         folder.write_json(CORDONED, {"machines": list(machines)})
@@ -333,7 +339,7 @@ def read_cordoned(store: Store, study: str) -> list[dict]:
 
 
 def describe_cordoned(store: Store, study: str) -> list[str]:
-    """Returns a line about each machine that was left out, with the date and the reason."""
+    """Returns a line about each cordoned machine, with the date and the reason."""
     return [
         time.strftime("Left out since %Y-%m-%d %H:%M UTC: ", time.gmtime(machine["time"]))
         + f"{machine['message']}."

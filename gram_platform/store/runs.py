@@ -163,7 +163,7 @@ class RunDirectory(NodeDirectory):
     def timing(self) -> dict:
         """Reads `elapsed_s` and, of a complete run, tokens_per_second, host, started and ended.
 
-        `elapsed_s` is the sum over attempts, without the work that a later attempt did again.
+        `elapsed_s` is the sum over all attempts, minus the work that a later attempt repeated.
         """
         head = self._head()
         if head is None:
@@ -229,7 +229,10 @@ class RunDirectory(NodeDirectory):
         super().set_result_aside(reason, fault)
 
     def list_finished_attempts(self, result: dict | None = None) -> list[tuple[str, dict]]:
-        """Lists (attempt_id, finish) of the finished attempts, or of those with this `result`."""
+        """Lists (attempt_id, finish) of the finished attempts.
+
+        With `result`, lists only the attempts that have this result.
+        """
         expected = result and {key: value for key, value in result.items() if key != "sha256"}
         attempts = []
         for attempt_id in self.attempt_ids():
@@ -245,13 +248,13 @@ class RunDirectory(NodeDirectory):
         return attempts
 
     def winner(self, result: dict) -> str | None:
-        """Returns the id of the first attempt with this result and its weights, or None."""
+        """Returns the id of the first finished attempt with this result and weights, or None."""
         finished = (attempt_id for attempt_id, _ in self.list_finished_attempts(result))
         return next((i for i in finished if has_weights(self.attempt(i))), None)
 
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
-        """Yields the final weights, verified. Each access to a tensor reads it from disk.
+        """Context manager that yields the verified final weights, each read from disk on access.
 
         Raises ValueError if the run is not complete or has no intact weights. A store opened for
         writing then sets corrupted weights and the result aside, so that submitting trains the run
@@ -291,7 +294,7 @@ class RunDirectory(NodeDirectory):
         return sum(remove_weights(self.attempt(i)) for i in self.attempt_ids())
 
     def num_superfluous(self) -> int:
-        """Counts the checkpoints of a complete run, which a kill has left."""
+        """Counts the checkpoints that a killed attempt has left in a complete run."""
         return 0 if self.result() is None else len(list_checkpoints(self.attempts))
 
     def remove_remains(self) -> list:
@@ -312,7 +315,10 @@ class RunDirectory(NodeDirectory):
 
     @contextlib.contextmanager
     def _intact_weights(self, attempt_id: str, result: dict) -> "Iterator[DiskTensors | None]":
-        """Yields an attempt's weights, or None unless they are intact. Sets damaged files aside."""
+        """Context manager that yields an attempt's weights, or None unless they are intact.
+
+        Sets damaged files aside.
+        """
         from gram_platform.store.shards import open_weights
 
         attempt = self.attempt(attempt_id)

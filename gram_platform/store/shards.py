@@ -3,9 +3,10 @@
     checkpoints/<step>/{tensors.safetensors, layout.json, state.json, manifest.json}
     checkpoints/<step>/{tensors-00000.safetensors, layout-00000.json, tensors-00001..., ...}
 
-One rank writes the files of the first line. Of several ranks each writes a shard with the rows that
-it holds, as in the second line. A layout lists a shard's rows of each tensor. Any number of ranks
-can read a checkpoint, each only the rows that it needs. Every file is verified before it is used.
+A run of one rank writes the files of the first line. In a run of several ranks, each rank writes a
+shard with its own rows, as in the second line. A layout lists a shard's rows of each tensor. A
+checkpoint can be read by any number of ranks, and each rank reads only the rows that it needs.
+Every file is verified before it is used.
 """
 
 import contextlib
@@ -60,7 +61,7 @@ def checkpoint_folder(attempt: Folder, step: int) -> Folder:
 def write_shard(
     folder: Folder, tensors: Mapping[str, torch.Tensor | Piece], rank: int = 0, num_ranks: int = 1
 ) -> dict[str, str]:
-    """Writes one rank's files, which need a manifest to be valid. Returns {name: SHA-256}."""
+    """Writes one rank's files, which become valid with the manifest. Returns {name: SHA-256}."""
     pieces = {name: as_piece(value) for name, value in tensors.items()}
     rows = {name: piece.rows for name, piece in pieces.items()}
     text = canonical_json({name: StoredRows.of(piece) for name, piece in pieces.items()})
@@ -111,10 +112,10 @@ def read_checkpoint(
 
 @contextlib.contextmanager
 def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
-    """Yields an attempt's final weights, which are read tensor by tensor.
+    """Context manager that yields an attempt's final weights, which are read tensor by tensor.
 
-    The caller compares their hash. Raises FileNotFoundError if they are missing, and ValueError if
-    a file is not whole.
+    The caller must compare the weights' hash. Raises FileNotFoundError if the weights are missing,
+    and ValueError if a file is not whole.
     """
     with contextlib.ExitStack() as stack:
         if attempt.exists(WEIGHTS):

@@ -1,7 +1,7 @@
 """Writes and reads tensors as safetensors files, one tensor at a time, and hashes weights.
 
-The safetensors library is not used to write and read, because its files do not follow the umask,
-and its errors lack the operating system's numbers.
+This does not use the safetensors library, whose files do not follow the umask, and whose errors
+lack the operating system's error numbers.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ def load_tensors(path: str | os.PathLike) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows [first, stop) of a tensor with this whole `shape` in a file. A scalar is one row."""
+    """Rows [first, stop) of a tensor in a file. `shape` is the tensor's. A scalar is one row."""
 
     first: int
     stop: int
@@ -99,8 +99,8 @@ Attempt = Callable[[Callable[[], Any], str], Any]
 class TensorFile:
     """An open safetensors file, which only one thread at a time may read.
 
-    `held` are the rows of each tensor in the file. The file is not memory-mapped, because a map
-    kills the process if a mount fails.
+    `held` are the rows of each tensor in the file. The file is not memory-mapped, because the
+    process would then be killed if a mount fails.
     """
 
     held: Mapping[str, StoredRows]
@@ -126,9 +126,10 @@ class TensorFile:
 
 @contextlib.contextmanager
 def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Iterator[TensorFile]:
-    """Opens a safetensors file. `attempt` is `once` for a file that is not in a storage.
+    """Context manager that opens a safetensors file.
 
-    Raises ValueError if the file is not whole, and OSError if it cannot be read.
+    `attempt` retries each access, or is `once` for a file that is not in a storage. Raises
+    ValueError if the file is not whole, and OSError if it cannot be read.
     """
     name = os.fspath(path)
     with attempt(lambda: open(name, "rb", buffering=0), name) as file:
@@ -209,7 +210,7 @@ def _stream_header(shapes: Shapes, dtype: torch.dtype) -> bytes:
 def _header(kinds: Iterable[tuple[str, Sequence[int], torch.dtype]], **entries: Any) -> bytes:
     """Returns a file's first bytes, which are the length of the JSON header and the header.
 
-    It has `entries` and then an entry for each tensor of `kinds`.
+    The header has `entries` and then an entry for each tensor of `kinds`.
     """
     end = 0
     for name, shape, dtype in kinds:
@@ -246,7 +247,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 class DiskTensors(Mapping):
     """Maps names to tensors of open files. Each access reads the tensor from disk.
 
-    `holders` are, by the tensor's name, the files that have rows of it, each with these rows.
+    `holders` maps a tensor's name to (file, rows of the tensor in this file) pairs.
     """
 
     holders: Mapping[str, Sequence[tuple[TensorFile, StoredRows]]]
@@ -285,7 +286,10 @@ class DiskTensors(Mapping):
         return _hash((n, f"torch.{rows.dtype}", rows.shape, self._blocks(n)) for n, rows in stored)
 
     def _blocks(self, name: str) -> Iterator[torch.Tensor]:
-        """Yields all rows in memory-mapped blocks, whose memory is then returned to the system."""
+        """Yields all rows of a tensor in blocks. Each block overwrites the last.
+
+        The blocks' memory is a memory map, so it returns to the system afterwards.
+        """
         stored = self.describe(name)
         shape, dtype = stored.shape, getattr(torch, stored.dtype)
         if not math.prod(shape):
@@ -315,7 +319,7 @@ def hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def hash_named(items: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Computes `hash_tensors` from an iterator over names in sorted order and tensors."""
+    """Computes `hash_tensors` from an iterator over (name, tensor), sorted by name."""
     return _hash((name, str(value.dtype), tuple(value.shape), [value]) for name, value in items)
 
 

@@ -1,10 +1,10 @@
 """Reads the weights of a view, as a routed model or merged into one dense model.
 
 A layer adds the outputs of the core MLP and of the active modules, which are MLPs of the same
-input. Together they equal one wider MLP. Its c_fc (and c_gate, for SwiGLU) has the rows of their
-c_fc, one MLP after another. Its c_proj has their columns side by side, each times the weight of its
-module. The heads of modules are merged with the core's in the same way. Zeros fill up the query
-heads of each module's key-value head.
+input. Together these MLPs equal one wider MLP. The wider MLP's c_fc (and c_gate, for SwiGLU) has
+the rows of their c_fc, one MLP after another. The wider c_proj has the columns of their c_proj side
+by side, each multiplied by its module's weight. The heads of modules are merged with the core's in
+the same way. Zeros fill up the query heads of each module's key-value head.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ Weights = Mapping[str, torch.Tensor]
 
 @contextlib.contextmanager
 def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, DiskTensors]]:
-    """Yields (the model's config with only the view's modules, float32 weights by name).
+    """Context manager that yields (config with only the view's modules, float32 weights by name).
 
     Modules can be from different runs. Each access reads a tensor from disk. Modules outside the
     view are absent, so that no byte of them is in this process's memory. Raises ValueError if a run
@@ -66,7 +66,7 @@ def load_view(
 
 @contextlib.contextmanager
 def open_dense(store: Store, view: View) -> Iterator[tuple[ModelConfig, dict[str, RowsOnDisk]]]:
-    """Yields (config, float32 weights) of the view merged into one dense model.
+    """Context manager that yields (config, float32 weights) of the view as one dense model.
 
     Rows are read and merged on demand. Raises ValueError unless the view's rule is constant.
     """
@@ -128,9 +128,9 @@ def merge_rows(
 ) -> torch.Tensor:
     """Returns rows [first, stop) of a merged tensor of an MLP or of attention.
 
-    `name` is such as `blocks.0.mlp.c_fc.weight`. `read` reads rows of the routed model's tensors.
-    Output biases, LoRAs and queries, keys and values of modules are read whole, other tensors only
-    as far as needed.
+    `name` is the merged tensor's, such as `blocks.0.mlp.c_fc.weight`. `read` reads rows of the
+    routed model's tensors. Output biases, LoRAs, and the queries, keys and values of modules are
+    read whole. Of other tensors only the needed rows are read.
     """
     if ".attn." in name:
         return _merge_heads(config, read, active, name, first, stop)
@@ -202,7 +202,7 @@ def _fill(rows: torch.Tensor, number: int) -> torch.Tensor:
 def _lora_changes(
     config: ModelConfig, read: ReadRows, active: Mapping[str, float], block: str, part: str
 ) -> Iterator[torch.Tensor]:
-    """Yields what each active LoRA adds to `part` of the core MLP, as whole matrices."""
+    """Yields the matrix that each active LoRA adds to `part` of the core MLP."""
     side = part.removeprefix("c_").removesuffix(".weight")
     num_rows = config.d_model if side == "proj" else config.d_mlp
     for module in config.modules:
