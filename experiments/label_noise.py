@@ -19,9 +19,9 @@ recall 1, recall .8 and precision .5 is .85, .90, .72 for filtering, .92, .94, .
 .90, .73 for SGTM, and .63, .74, .22 for FT-LoRA. FT-LoRA's base is shorter the more text carries a
 domain's label, because the branches train on that text.
 
-In the demo (0.15M, five seeds) forget at recall 1, .95, .8, .5 and precision .5 is .36, .51, .72, .85,
-.35 for filtering, .55, .64, .77, .90, .56 for GRAM, .34, .48, .67, .83, .31 for FT-LoRA, and .52,
-.63, .81, .92, .44 for SGTM.
+In the demo (0.15M, five seeds) forget at recall 1, .95, .8, .5 and precision .5 is .36, .51, .72,
+.85, .35 for filtering, .55, .64, .77, .90, .56 for GRAM, .34, .48, .67, .83, .31 for FT-LoRA, and
+.52, .63, .81, .92, .44 for SGTM.
 """
 
 from gram_platform.studies import main
