@@ -42,10 +42,10 @@ JOINT = "auxiliary"
 
 
 def plan(setting: Setting) -> MethodRuns:
-    """Plans one run and a view for each profile; with a joint part only core and all.
+    """Plans one run and a view for each profile. With a joint part, only core and all.
 
-    InvalidField if the parts leave no hidden unit to the core, or have more query heads than share
-    a key-value head.
+    Raises InvalidField if the parts leave the core no hidden unit, or have more query heads than
+    share a key-value head.
     """
     options, size, auxiliary = setting.options.sgtm, setting.size, setting.auxiliary
     parts = (JOINT,) if options.joint else auxiliary
