@@ -2,18 +2,17 @@
 
 An error is a compute ratio minus a share. There are two kinds:
 
-- of the fit: each reference seed is left out of the fit in turn. The curve of the other seeds rates
-  the seed's validation losses after the warm-up and before the decay. The share is the loss's step
-  over all steps.
+- of the fit: each reference seed is left out in turn, and the curve of the other seeds rates its
+  validation losses after the warm-up and before the decay. The share is the loss's step over all
+  steps.
 - of the unit: finished baselines of other lengths and seeds, each with its own warm-up and decay,
   are rated like any model. The share is a baseline's steps over the reference's steps.
 
-The seeds of a study cannot show the error of the study's unit. To measure the error of the unit,
-errors are averaged over seeds, and the root mean square of these means is taken over shares. The
-error of a difference of two ratios by the same curves is computed in the same way from differences
-of neighbouring shares. `unit_errors.csv` has the package's measured errors. A claim takes the
-half-width of a measured error's 90% interval, which is the root mean square times the t factor of
-its degrees of freedom.
+The seeds of a study cannot show the unit's error. It is measured as the root mean square over
+shares of the errors' means over seeds. The error of a difference of two ratios by the same curves
+is computed likewise from differences of neighbouring shares. `unit_errors.csv` has the package's
+measured errors. A claim takes the half-width of the error's 90% interval, which is the root mean
+square times the t factor of its degrees of freedom.
 """
 
 import math

@@ -290,10 +290,7 @@ def _of_the_others(
     own: np.ndarray,
     num_baselines: np.ndarray,
 ) -> np.ndarray:
-    """Returns the second term of `pseudo_values` [N].
-
-    `group` is the number of each value's table row, and `own` the number of its seed.
-    """
+    """Returns the second term of `pseudo_values` [N]. `group` numbers table rows, `own` seeds."""
     is_known = ~np.isnan(values)
     num = np.bincount(group, is_known)[group] if len(group) else np.zeros(0)
     is_left_out = is_known & (own >= 0) & (num_baselines > 1) & (num > 1)

@@ -69,10 +69,10 @@ def write_median(times: Sequence[float], is_reached: Sequence[bool]) -> str:
 
 
 def tabulate_recovery(per_seed: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    """Returns the columns `names` and RECOVERY, with a row for each of their combinations.
+    """Returns the columns `names` and RECOVERY, with a row for each combination of `names`.
 
-    Times over seeds are written by `write_median`, and the marks reached as `k of n`. `per_seed`
-    has means over a view's attacks. A view has reached a mark if all its attacks have.
+    Times over seeds are written by `write_median`, and marks reached as `k of n`. `per_seed` has
+    means over a view's attacks. A view has reached a mark if all attacks have.
     """
     rows = []
     for key, group in per_seed[per_seed[EVERY].notna()].groupby(names, sort=False):

@@ -185,14 +185,13 @@ def dense_run(
 
 
 def compute_lambda(setting: Setting, model: ModelConfig) -> float:
-    """Returns the equal-compute factor, lambda = F_base / F_routed.
+    """Returns lambda = F_base / F_routed, F_routed = L_core P_core + L_aux (P_core + P_aux).
 
-    F_routed = L_core P_core + L_aux (P_core + P_aux), with lengths L and parameters P. Returns 1 if
-    compute is not equalised. By default, as in the paper's text (`app:equal-compute`), a run is one
-    epoch of every domain, core batches cost P_core, and an unlabelled batch costs as much as a
-    batch with its label. With `lambda_counts_plan`, as in the authors' code, auxiliary batches are
-    drawn p_af times in place of core batches. Then companions also cost, and unlabelled batches use
-    all modules.
+    L are lengths and P parameters. Returns 1 if compute is not equalised. By default, as in the
+    paper's text (`app:equal-compute`), a run is one epoch of every domain, core batches cost
+    P_core, and unlabelled batches cost as much as batches with their label. With
+    `lambda_counts_plan`, as in the authors' code, p_af times the auxiliary batches replace core
+    batches, companions also cost, and unlabelled batches use all modules.
     """
     if not setting.equal_compute:
         return 1.0

@@ -28,7 +28,7 @@ def plan_attacks(
 ) -> dict[str, RunConfig]:
     """Plans an attack on each domain that the profile removes.
 
-    Returns {} for a profile that `setting.options.elicitation` does not attack.
+    Returns {} if the options do not attack the profile.
     """
     options = setting.options.elicitation
     if options is None or (options.compared_only and profile not in setting.profiles):

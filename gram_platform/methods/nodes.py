@@ -192,15 +192,14 @@ def method_costs(
     """Returns one row for each method, with costs as multiples of the baseline's cost.
 
     A profile counts if it switches a domain off and is a view of one of `methods` or `compared`.
-    There are `of_profiles` of them, and the planned runs serve `profiles` of them. To train only
-    for the compared profile `shown` costs `train_shown`.
+    The planned runs serve `profiles` of these `of_profiles`. Training only for the compared profile
+    `shown` costs `train_shown`.
 
-    All other columns describe the runs that serve all profiles, even if the study trains fewer.
-    `served` is the number of profiles that these runs serve. `runs` has the numbers of runs from
-    random weights and from another run. `train_all` has their compute_units as the paper counts
-    them, with core batches at P_core, and `plan_all` adds p_cr's companions. `active_mlp` has the
-    fewest and the most MLP parameters of a forward pass with at most one module, and
-    `total_mlp_all` has all MLP parameters.
+    All other columns describe the runs that serve all profiles (`served` profiles), even if the
+    study trains fewer. `runs` has the numbers of runs from random weights and from another run.
+    `train_all` has their compute_units as the paper counts them, with core batches at P_core, and
+    `plan_all` adds p_cr's companions. `active_mlp` has the fewest and the most MLP parameters of a
+    forward pass with at most one module, and `total_mlp_all` has all MLP parameters.
     """
     planned = {method: plan(method, setting) for method in dict.fromkeys((*methods, *compared))}
     served = {method: _list_served(plans, setting) for method, plans in planned.items()}

@@ -28,16 +28,16 @@ MOST_SUBSETS = 10
 
 
 def profile_name(retained: Profile, auxiliary: tuple[str, ...]) -> str:
-    """Returns the name of a profile, which is `core`, `core+virology` or `all`."""
+    """Returns a profile's name: `core`, `core+virology` or `all`."""
     if retained and set(retained) == set(auxiliary):
         return "all"
     return "+".join((CORE, *retained))
 
 
 def subsets_of(domains: Profile) -> tuple[Profile, ...]:
-    """Returns subsets of the domains, smallest first.
+    """Returns subsets, smallest first. If a size has many, chooses MOST_SUBSETS at random.
 
-    If more than MOST_SUBSETS subsets have the same size, a fixed random choice of them is returned.
+    The choice is always the same.
     """
     subsets: list[Profile] = []
     for number in range(len(domains) + 1):
@@ -234,10 +234,7 @@ class Elicitation:
         require_name("elicitation.text", self.text)
 
     def on_domain(self, num_sequences: int) -> "Elicitation":
-        """Returns these options with a sample of at least `domain_share` of the domain's sequences.
-
-        `num_sequences` is how many of the domain's sequences the baseline trains on.
-        """
+        """Returns these options with a sample of at least `domain_share` of `num_sequences`."""
         sample = max(self.num_sequences, round(self.domain_share * num_sequences))
         return replace(self, num_sequences=sample, batch_size=min(self.batch_size, sample))
 

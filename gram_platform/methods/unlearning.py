@@ -69,9 +69,9 @@ def _unlearning(
 ) -> RunConfig:
     """Plans a run whose windows have as many forget sequences as retain sequences.
 
-    Forget domains are drawn equally often. By default, core and the profile's domains are drawn in
-    the proportions of the baseline's mixture [ours]. With `core_share`, core is drawn at this share
-    and the profile's domains equally often.
+    Forget domains are drawn equally often. Core and the profile's domains are drawn as in the
+    baseline's mixture [ours]. With `core_share`, core is drawn at this share, and the other domains
+    equally often.
     """
     size = setting.size
     forget = tuple(d for d in setting.auxiliary if d not in profile)

@@ -1,9 +1,8 @@
 """Writes the page that forwards links in reports to MLflow, whatever MLflow's port is.
 
-Reports are opened as files, and a page opened this way cannot read MLflow's address from another
-file. So reports link to LINK_PAGE next to the database, with the rest of the address as fragment.
-While MLflow is open, LINK_PAGE sends the browser to this address. Otherwise it shows the command
-that opens MLflow.
+Reports are opened as files, which cannot read MLflow's address from another file. So they link to
+LINK_PAGE next to the database, with the rest of the address as fragment. While MLflow is open,
+LINK_PAGE sends the browser to this address. Otherwise it shows the command that opens MLflow.
 """
 
 from html import escape

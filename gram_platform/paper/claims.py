@@ -1,18 +1,17 @@
 """Lists published claims by study. A claim has a text, two sides and a source.
 
-The difference of the sides is judged. Most claims are the paper's. SGTM's claims are from Shilov
-and others (2025), put into compute ratios [ours].
+Most are the paper's. SGTM's are of Shilov and others (2025), put into compute ratios [ours].
 
 No claim says more than the authors' numbers show. So "matches" is "no worse by more than a margin",
 and "retain stays above elicited" is a claim only about Simple Stories, since elicited is above
 retain at 50M and 100M of the paper's scaling study. If a side names no size or variant, the claim
 is judged at each size or variant of the study. FIRST and LAST stand for a study's first and last.
 
-Every claim has one profile, which is written here before there are data. It is the profile that the
-paper names, otherwise the mean. The paper's scaling study retains core and virology, and its study
-of partial labels removes every domain. The paper's other bars and tables are means over profiles.
-The figure of composability also names virology. We use the mean there [ours], because retain with
-every module on covers all domains, and only a mean covers them with fewer modules.
+Every claim has one profile, written here before there are data. It is the profile that the paper
+names, otherwise the mean. The paper's scaling study retains core and virology, and its partial
+labels remove every domain. The other bars and tables are means over profiles. The figure of
+composability also names virology. We use the mean there [ours], because retain with every module on
+covers all domains, and only a mean covers them with fewer modules.
 """
 
 import math
@@ -406,10 +405,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 
 
 def choose_value(name: str, values: Sequence[str]) -> str:
-    """Returns the first of `values` for FIRST, the last for LAST, and otherwise `name` itself.
-
-    Returns "" if `values` is empty.
-    """
+    """Resolves FIRST and LAST to one of `values`, or "" without any. Keeps other names."""
     return next(iter({FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))), "")
 
 

@@ -20,10 +20,10 @@ Result = TypeVar("Result")
 class Compilation:
     """Compiles functions until compiling fails. Then all run uncompiled, with one warning.
 
-    A function must be pure, because it is called again uncompiled after a failure. Errors of the
-    function itself are raised by this call. Functions that ran compiled earlier in the pass are
-    recomputed compiled, because the first run and the recomputation must save the same tensors.
-    Each rank decides for itself, since compiled functions do not communicate.
+    A function must be pure, because it is called again after a failure. This call raises the
+    function's own errors. Functions that ran compiled earlier in the pass are recomputed compiled,
+    because both runs must save the same tensors. Each rank decides for itself, since compiled
+    functions do not communicate.
     """
 
     def __init__(self, backend: str | Callable = "inductor"):

@@ -104,10 +104,7 @@ def profile_losses(
     num_sequences: int,
     profiles: Sequence[Active],
 ) -> list[dict[str, float]]:
-    """Returns the `domain_losses` of every profile, with the same bits.
-
-    Profiles without LoRAs or heads share one pass of the first block's trunk.
-    """
+    """Returns every profile's `domain_losses`, bit for bit, with one pass of the first trunk."""
     batches = _batches(model.config, arrays, domains, num_sequences, model.device)
     losses: list[list[Tensor]] = [[] for _ in profiles]
     first, uncached = model.blocks[0], model.blocks[0].trunk
@@ -196,11 +193,10 @@ def sample_continuations(
     active: Mapping[str, float],
     temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Samples continuations of prompts. Returns (tokens_BC, surprisals_BC) on the CPU.
+    """Returns sampled continuations (int64 tokens_BC, float64 surprisals_BC) on the CPU.
 
-    Tokens are int64. Each token is drawn with its number of `uniforms_BC`. Surprisals are float64,
-    the -log of the tokens' probabilities in nats. Raises ValueError unless prompt and continuation
-    fit into the model's context.
+    Each of `uniforms_BC` draws a token. The surprisal is -log of the token's probability, in nats.
+    Raises ValueError unless prompt and continuation fit into the model's context.
     """
     num_prompt, num_tokens = prompts_BP.shape[1], uniforms_BC.shape[1]
     # The model never reads the last token.
@@ -231,10 +227,9 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float = 1.0) -> tup
 
 
 class CachedAttention(nn.Module):
-    """Attends over the tokens of all calls so far, whose keys and values it caches.
+    """Attends over the tokens of all calls so far. Every call after the first has one token.
 
-    The first call may have any number of tokens, every later call has one. Shapes as in
-    `transformer.py`.
+    Shapes as in `transformer.py`.
     """
 
     def __init__(self, attention: Attention):
@@ -262,10 +257,7 @@ class CachedAttention(nn.Module):
 
 @contextlib.contextmanager
 def kv_cache(model: Transformer) -> Iterator[None]:
-    """Context manager that gives the model a cache of keys and values.
-
-    With the cache, each call of the model continues the last call.
-    """
+    """Context manager that caches keys and values, so that each call continues the last call."""
     uncached = {name: m for name, m in model.named_modules() if isinstance(m, Attention)}
     for name, attention in uncached.items():
         model.set_submodule(name, CachedAttention(attention))

@@ -164,10 +164,10 @@ def training_loss(
     """Returns the loss that a micro-batch of `domain` minimises.
 
     For misdirection, `activations` are x and its target. For distillation, `taught_BTV` are the
-    teacher's logits. Unlearning minimises F(forget batch) + w R(retain batch). R is the cross
-    entropy, and F is the MaxEnt loss or minus the cross entropy. For misdirection, both are the
-    distance of activations from their target. F and R are doubled, because the loop divides each
-    loss by the number of all micro-batches, and only half of them have each term.
+    teacher's logits. Unlearning is F(forget batch) + w R(retain batch). R is the cross entropy, and
+    F the MaxEnt loss or minus the cross entropy. For misdirection, both are the distance of
+    activations from their target. Both terms are doubled, because the loop divides each loss by the
+    number of all micro-batches, and each term is in only half of them.
     """
     if objective.kind == "cross_entropy":
         return cross_entropy_loss

@@ -90,10 +90,7 @@ class ShardedLearner(Learner):
         self.model.lm_head.set_reshard_after_forward(False)
 
     def _warm_up(self) -> None:
-        """Runs a forward pass with all weights trainable, so that each group gets a reduce dtype.
-
-        A group that is frozen in its first pass would never get a reduce dtype.
-        """
+        """Runs a pass with all weights trainable. A frozen group would never get a reduce dtype."""
         for parameter in self.model.parameters():
             parameter.requires_grad_(True)
         self._trained = None
@@ -111,10 +108,7 @@ class ShardedLearner(Learner):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Context manager that keeps all weights gathered.
-
-        Between steps there are no gradients and activations, which leaves memory for the weights.
-        """
+        """Context manager that keeps all weights gathered, for use between steps."""
         self._set_reshard_after_forward(False)
         self._is_evaluating = True
         try:

@@ -138,9 +138,9 @@ MEASUREMENTS = Table(
 def read_or_lost(
     record: StudyRecord, store: Store, tracker: Tracker, done: Collection[str]
 ) -> tuple[Any, Sequence[str]]:
-    """Returns (results, lost). `lost` has a line for each part that the storage has lost.
+    """Returns (results or None, lost). `lost` has a line for each part that is lost.
 
-    The results are None if nothing can be read. `done` has the ids of the nodes that are done.
+    `done` has the ids of the nodes that are done.
     """
     measurement = MEASUREMENTS[record.measurement]
     try:

@@ -218,9 +218,9 @@ def curve_sections(study: Results) -> list[Section]:
 
 
 def curve_figures(study: Results) -> dict[str, go.Figure]:
-    """Draws the learning curves and their fits. Variants with equal fits share a figure.
+    """Draws learning curves and fits by size, variant and, if fitted separately, seed.
 
-    There is a figure for each size and variant, and for each seed if seeds are fitted separately.
+    Variants with equal fits share a figure.
     """
     all_fits, figures, seen = study.analysis.fits, {}, set()
     names = [name for name in ("size", VARIANT, "seed") if name in all_fits]

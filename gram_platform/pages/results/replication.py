@@ -1,7 +1,6 @@
 """Analyses losses that were measured elsewhere in the same way as the platform's own studies.
 
-A declaration adds the facts about a study that losses do not show. It comes from the package's
-known studies or from studies.json.
+Facts that the losses do not show come from a study's known declaration or from studies.json.
 """
 
 import json
