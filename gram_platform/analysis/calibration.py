@@ -2,9 +2,8 @@
 
 An error is a compute ratio minus a share. There are two kinds:
 
-- of the fit: each reference seed is left out in turn, and the curve of the other seeds rates its
-  validation losses after the warm-up and before the decay. The share is the loss's step over all
-  steps.
+- of the fit: each reference seed is left out in turn. The curve of the other seeds rates this
+  seed's losses after the warm-up and before the decay. The share is the loss's step over all steps.
 - of the unit: finished baselines of other lengths and seeds, each with its own warm-up and decay,
   are rated like any model. The share is a baseline's steps over the reference's steps.
 
@@ -186,9 +185,9 @@ def load_errors() -> pd.DataFrame:
 def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int) -> list[dict]:
     """Returns a row of FILE_COLUMNS for each class. `places` says where it was measured.
 
-    If a size of the same corpus is within the factor NEAR, the row is that of the nearest such
-    size. Otherwise it has the largest errors on any corpus at sizes whose parameters are within
-    this factor.
+    If a size of the same corpus is within the factor NEAR in parameters and steps, the row is that
+    of the nearest such size. Otherwise it has the largest errors on any corpus at sizes whose
+    parameters are within this factor.
     """
     apart, steps_apart = (
         np.maximum(rows[name] / number, number / rows[name])

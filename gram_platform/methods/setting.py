@@ -35,9 +35,9 @@ def profile_name(retained: Profile, auxiliary: tuple[str, ...]) -> str:
 
 
 def subsets_of(domains: Profile) -> tuple[Profile, ...]:
-    """Returns subsets, smallest first. If a size has many, chooses MOST_SUBSETS at random.
+    """Returns subsets, smallest first, at most MOST_SUBSETS of each size.
 
-    The choice is always the same.
+    The choice among more is random, but always the same.
     """
     subsets: list[Profile] = []
     for number in range(len(domains) + 1):

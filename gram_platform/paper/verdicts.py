@@ -349,7 +349,7 @@ def _unit_error(
 
     For a claim about one class at one size and variant this is `UnitError.difference`, because the
     same curves rate both sides. Otherwise the errors of both sides' ratios are added in quadrature.
-    For a claim over sizes, the errors of all sizes' ratios are added, each times the size's weight.
+    For a claim over sizes, all sizes' errors, times the sizes' weights, are added in quadrature.
     """
     if errors is None:
         return None

@@ -28,7 +28,7 @@ class Separator:
     end: int
 
     def places(self, sequences: np.ndarray) -> np.ndarray:
-        """Returns a mask of the positions where `tokens` begin.
+        """Returns a mask of the positions where a separator begins.
 
         The mask is bool [num_sequences, seq_len + 2 - len(tokens)].
         """

@@ -308,7 +308,7 @@ def ratio_axis(figure: go.Figure, means: Iterable[float]) -> None:
 
 
 def cut_intervals(figure: go.Figure, axis: str, span: Sequence[float]) -> None:
-    """Cuts intervals at the ends of an axis. The hover of an arrow shows the true end."""
+    """Cuts intervals at the ends of an axis. Arrows there show the true ends on hover."""
     other = "yx"["xy".index(axis)]
     for trace in figure.data:
         error, middle = trace[f"error_{axis}"], np.array(trace[axis], float)

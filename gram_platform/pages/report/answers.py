@@ -140,8 +140,8 @@ def error_text(interval: Interval, unit: float) -> str:
 def headline_rows(study: Results) -> pd.DataFrame:
     """Selects the two main methods' rows at the main profile, at one size and variant.
 
-    The size and variant are those with ratios of both methods. Among several, the most intervals
-    decide, then the largest size, then the last variant.
+    The choice prefers a size and variant with ratios of both methods, then more intervals, then the
+    largest size, then the last variant.
     """
     table = study.table if VARIANT in study.table else study.table.assign(**{VARIANT: ""})
     methods = [method for method in dict.fromkeys(table["method"]) if method not in HIDDEN]
