@@ -1,10 +1,11 @@
 """SGTM, selective gradient masking (Shilov and others, 2025, arXiv 2512.05648).
 
 A part of the hidden units of every layer's MLP is reserved for auxiliary text, and removed by
-zeros. The parts are modules. The parts and the core's MLP are as wide as the dense MLP, so a run
-has the baseline's parameters, data and steps. With `heads` each part also has query heads with a
-key-value head, next to the core's heads [ours]. Then a run has more parameters than the baseline,
-and with equal compute fewer steps in proportion. All micro-batches of a step are of one kind:
+zeros. The parts are modules. Together with the core's MLP they are as wide as the dense MLP, so
+a run has the baseline's parameters, data and steps. With `heads` each part also has query heads
+with a key-value head, next to the core's heads [ours]. Then a run has more parameters than the
+baseline, and with equal compute fewer steps in proportion. All micro-batches of a step are
+of one kind:
 
 - Forget (auxiliary text): everything is active. Only the part's matrices are trained, plus
   the embedding and the norms unless `mask_embeddings`.
