@@ -2,16 +2,16 @@
 
 An error is a compute ratio minus a share. There are two kinds:
 
-- of the fit: a reference seed is left out of the fit, and the other seeds rate its validation
-  losses after the warm-up and before the decay. The share is the loss's step over all steps.
+- of the fit: each reference seed is left out in turn. The curve of the other seeds rates this
+  seed's losses after the warm-up and before the decay. The share is the loss's step over all steps.
 - of the unit: finished baselines of other lengths and seeds, each with its own warm-up and decay,
-  are rated like any model. The share is their steps over the reference's steps.
+  are rated like any model. The share is a baseline's steps over the reference's steps.
 
-The seeds of a study cannot show the error of its unit. This error is the root mean square over
+The seeds of a study cannot show the unit's error. It is measured as the root mean square over
 shares of the errors' means over seeds. The error of a difference of two ratios by the same curves
 is computed likewise from differences of neighbouring shares. `unit_errors.csv` has the package's
-measured errors. A claim takes the half-width of their 90% interval, which is the root mean square
-times the t factor of its degrees of freedom.
+measured errors. A claim takes the half-width of the error's 90% interval, which is the root mean
+square times the t factor of its degrees of freedom.
 """
 
 import math
@@ -98,9 +98,9 @@ def _errors(rated: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_class(errors: pd.DataFrame) -> pd.DataFrame:
-    """Returns core's errors, and as AUXILIARY the mean errors over auxiliary domains in a seed.
+    """Returns the errors of core, and as AUXILIARY each seed's mean errors over auxiliary domains.
 
-    Two baselines of a seed whose lengths round to the same share count as one.
+    If two baselines of a seed have lengths that round to the same share, their errors are averaged.
     """
     classes = errors.assign(domain=errors["domain"].where(errors["domain"] == CORE, AUXILIARY))
     names = ["error_of", "size", "seed", "share", "domain"]
@@ -115,7 +115,7 @@ def _select_shares(errors: pd.DataFrame) -> pd.DataFrame:
 def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
     """Returns CALIBRATION_COLUMNS, with a row per error, size and class.
 
-    Single domains are a class too. `bias` is the mean error with a 90% t-interval over seeds, `rms`
+    Each domain is also a class. `bias` is the mean error with a 90% t-interval over seeds, `rms`
     the root mean square of all errors, and `worst` the largest error, with its sign.
     """
     single = errors[errors["domain"] != CORE].assign(domain=SINGLE)
@@ -183,10 +183,11 @@ def load_errors() -> pd.DataFrame:
 
 
 def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int) -> list[dict]:
-    """Returns a row of FILE_COLUMNS for each class, with the `places` where it was measured.
+    """Returns a row of FILE_COLUMNS for each class. `places` says where it was measured.
 
-    The row comes from the nearest size of the same corpus within the factor NEAR. Otherwise it has
-    the largest errors on any corpus at sizes whose parameters are within this factor.
+    If a size of the same corpus is within the factor NEAR in parameters and steps, the row is that
+    of the nearest such size. Otherwise it has the largest errors on any corpus at sizes whose
+    parameters are within this factor.
     """
     apart, steps_apart = (
         np.maximum(rows[name] / number, number / rows[name])

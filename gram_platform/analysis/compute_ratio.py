@@ -60,7 +60,7 @@ class LearningCurve:
 
     @property
     def A(self) -> float:
-        """The paper's A. Infinite if it is too large for a float, with s0 at its upper bound."""
+        """The paper's A. Infinite if a float cannot hold A, as with s0 at its upper bound."""
         log_a = self.log_loss_first + self.alpha * math.log(self.offset)
         return math.exp(log_a) if log_a < 709.0 else math.inf
 
@@ -109,8 +109,8 @@ def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> Learn
     """Fits L(s) = A (s + s0)^-alpha to points [N] of one or more seeds, whose steps may repeat.
 
     `steps` are optimizer steps >= 0, `losses` nats a token > 0. Raises ValueError for other
-    numbers, fewer than three distinct steps, or losses that do not fall, since no alpha > 0 fits
-    these.
+    numbers, for fewer than three distinct steps, or if no alpha > 0 fits because the losses do not
+    fall.
     """
     s, y = _points(steps, losses)
     # The candidates of s0 + min(s) [G].

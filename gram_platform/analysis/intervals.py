@@ -57,7 +57,7 @@ class Interval(NamedTuple):
 def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = None) -> Interval:
     """Returns (mean, low, high): mean -+ t(n-1) sd / sqrt(n) over the n `values` that are not NaN.
 
-    Each value is of one seed. If the jackknife's `pseudo_values` of the same seeds are given
+    Each seed has one value. If the jackknife's `pseudo_values` of the same seeds are given
     (`ratios.pseudo_values`), sd is their standard deviation. The ends are NaN if n is below FEWEST
     or a pseudo-value is NaN.
     """
@@ -83,12 +83,12 @@ def interval_columns(
 def with_pseudo_values(
     values: pd.DataFrame, pseudo: pd.DataFrame, names: Sequence[str]
 ) -> pd.DataFrame:
-    """Adds the columns `names` of `pseudo` to `values`, under the names with PSEUDO_SUFFIX."""
+    """Adds the columns `names` of `pseudo` to `values`, with PSEUDO_SUFFIX added to their names."""
     return values.assign(**{name + PSEUDO_SUFFIX: pseudo[name] for name in names})
 
 
 def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Replaces the columns `names` of a frame by their pseudo-values, if it has any."""
+    """Replaces each of the columns `names` by its pseudo-values, if the frame has any."""
     pseudo = {n: values[n + PSEUDO_SUFFIX] for n in names if n + PSEUDO_SUFFIX in values}
     return values.assign(**pseudo)
 
@@ -96,7 +96,7 @@ def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 def subtract_pairs(
     left: Mapping[Hashable, float], right: Mapping[Hashable, float]
 ) -> dict[Hashable, float]:
-    """Returns {seed: left - right} of the seeds that both have."""
+    """Returns {seed: left - right} of the seeds that both sides have."""
     seeds = sorted(set(left) & set(right), key=str)
     return {seed: float(left[seed]) - float(right[seed]) for seed in seeds}
 
@@ -104,7 +104,7 @@ def subtract_pairs(
 def widen(interval: Interval, margin: float) -> Interval:
     """Adds a margin in quadrature to the half-width of an interval. NaN adds nothing.
 
-    Without ends, the half-width is 0.
+    If the interval has no ends, its half-width counts as 0.
     """
     mean, low, high = interval
     if math.isnan(margin):
@@ -126,9 +126,9 @@ def level_factors(number: int, freedom: float | np.ndarray) -> np.ndarray:
 def smallest_detectable(differences: Sequence[float], margin: float = math.nan) -> float:
     """Returns the true difference whose interval excludes 0 with probability POWER.
 
-    It assumes as many seeds with the spread of these `differences` [n], n > 1, and a t-interval
-    that `margin` widens. It is exact under normal noise. Without a margin it uses the noncentral t,
-    otherwise an integral over the distribution of the spread.
+    The interval is a t-interval over n new seeds with the spread of `differences` [n], n > 1,
+    widened by `margin`. The result is exact under normal noise. Without a margin it comes from the
+    noncentral t, otherwise from an integral over the distribution of the spread.
     """
     num = len(differences)
     critical, error = stats.t.ppf(TAIL, num - 1), np.std(differences, ddof=1) / math.sqrt(num)

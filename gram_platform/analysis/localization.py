@@ -132,11 +132,11 @@ def _measure(losses: np.ndarray, reference: np.ndarray) -> dict:
 
 
 def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Localization:
-    """Returns all tables from the rows of `localize`. `missing` names views without losses by VIEW.
+    """Returns all tables from the rows of `localize`. `missing` lists the views without losses.
 
-    In rows whose profile and domain are `mean`, a class is averaged within a seed over all pairs of
-    profile and domain, for the profiles of core with at most one auxiliary domain. If a seed lacks
-    a view of a method, it has no such row.
+    A view is given by VIEW. In rows whose profile and domain are `mean`, a class is averaged within
+    a seed over all pairs of profile and domain. Only the profiles of core with at most one
+    auxiliary domain count. A seed that lacks a view of a method has no such row of this method.
     """
     is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
     lacking = {view[:3] for view in missing}
@@ -169,7 +169,7 @@ def _curves(few: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class ShadedText:
-    """One text under several views, and the increase that is drawn in full colour."""
+    """One text, with the loss increase of every token under several views, for shading."""
 
     domain: str
     # The texts of the tokens [T + 1].
@@ -189,5 +189,5 @@ def shading_scale(increases: np.ndarray) -> float:
 
 
 def shades(increases: np.ndarray, scale: float) -> np.ndarray:
-    """Converts increases to shades from 0 to 1. Without a scale all shades are 0."""
+    """Converts increases to shades from 0 to 1. If `scale` is NaN, all shades are 0."""
     return np.clip(increases / scale, 0.0, 1.0) if scale == scale else np.zeros(np.shape(increases))

@@ -1,7 +1,7 @@
 """Extends a grid of learning rates and batches towards a minimum at its border [ours].
 
 The paper's grids are fixed. A minimum at the border is an extrapolation, so the grid grows on this
-side, unless all cells there diverged or failed, or the side has reached its limit.
+side. It does not grow if all cells there diverged or failed, or if the side has reached its limit.
 """
 
 import math
@@ -67,10 +67,10 @@ def extension(
 ) -> Extension:
     """Extends the grid of one size by one step, from `trials` with the columns of `lr_grid`.
 
-    A side gets one more value, in the ratio of the outermost two, if the pooled minimum lies at or
-    beyond it, or if the best cell lies on it and there is no minimum. A side gets at most `limit`
-    values, no batch for which `why_not` returns a reason, and no cell whose nearest neighbour in
-    the grid diverged, failed or was left out.
+    A side is extended if the pooled minimum lies at or beyond it. If there is no minimum, a side is
+    extended if the best cell lies on it. The new value continues the ratio of the outermost two. A
+    side gets at most `limit` values, no batch for which `why_not` returns a reason, and no cell
+    whose nearest neighbour in the grid diverged, failed or was left out.
     """
     from gram_platform.analysis.lr_grid import POOLED, cells, optima_table
     from gram_platform.analysis.surface import Fit
@@ -103,7 +103,7 @@ def extension(
 def _step(
     grid: Grid, side: str, limit: int, why_not: Callable[[int], str]
 ) -> tuple[float, float, str]:
-    """Returns a side's outermost value, the next value, and why the next is not added, or ""."""
+    """Returns (outermost value of a side, next value, why it is not added or "")."""
     axis, end = side.split()
     values = grid.lrs if axis == "lr" else grid.batches
     outer, inner = values[:2] if end == "low" else values[:-3:-1]

@@ -2,8 +2,8 @@
 
 Every function takes `trials`, with a row per run and the columns `size, parameters, seed, lr,
 batch` (in sequences), `loss`, `state` (complete, diverged or failed) and optionally `run_id`. Only
-losses of complete runs count. Ours: every fit leaves out a cell with a diverged seed, because its
-other seeds make it look too good. Pooled fits give each seed a level (see `surface`).
+losses of complete runs count. Ours: every fit leaves out a cell with a diverged seed, because the
+mean over the other seeds is too good. Pooled fits give each seed a level (see `surface`).
 """
 
 import math
@@ -49,8 +49,8 @@ def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     """Returns a row per size, lr and batch.
 
     `loss` is the mean over complete seeds, and `loss_low, loss_high` are the smallest and largest
-    loss. Then follow `num_seeds, num_diverged, num_failed`, `used` and `runs`. Fits use a cell with
-    a complete seed and no diverged one.
+    loss. The other columns are `num_seeds, num_diverged, num_failed`, `used` and `runs`. Fits use a
+    cell if it has a complete seed and no diverged seed.
     """
     frame = check_trials(trials, may_repeat)
     frame["measured"] = frame["loss"].where(frame["state"] == State.COMPLETE)
@@ -76,9 +76,10 @@ def select_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFram
 def optima_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
     """Returns OPTIMA_COLUMNS: for each size, the pooled optimum and then each seed's optimum.
 
-    `best_*` is the used cell with the lowest mean loss, without the seeds' levels if cells lack a
-    seed. `edges` are the `edge_names` of the minimum, or of the best cell if there is no minimum.
-    `notes` are warnings. A failed fit has a `reason` and no optimum. `num_diverged` counts cells.
+    `best_*` is the used cell with the lowest mean loss. If cells lack a seed, the seeds' levels are
+    subtracted from the losses first. `edges` are the `edge_names` of the minimum, or of the best
+    cell if there is no minimum. `notes` are warnings. A failed fit has a `reason` and no optimum.
+    `num_diverged` counts cells.
     """
     table, used = cells(trials, fit.as_published), select_trials(trials, fit.as_published)
     rows = []
@@ -230,7 +231,7 @@ def _optimum_row(group: pd.DataFrame, fit: Fit) -> dict:
 
 
 def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
-    """Names the sides of a grid at or beyond which a point lies, such as `lr high, batch low`."""
+    """Names the sides of a grid that a point touches or exceeds, such as `lr high, batch low`."""
     sides = []
     for name, value in (("lr", lr), ("batch", batch)):
         if not len(grid) or math.isnan(value):
@@ -243,7 +244,7 @@ def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
 
 
 def is_flat(curvature_t: float) -> bool:
-    """Tells whether a surface's smallest curvature may be noise. It may if its error is unknown."""
+    """Tells whether a surface's smallest curvature may be noise. True if its error is unknown."""
     return not curvature_t >= NOISE_T
 
 

@@ -3,8 +3,8 @@
 Source: the paper's appendix "Learning Rate and Batch Size Scaling". `as_published` follows the
 authors' code instead of their text. Ours: an optimum is weak if it is at the edge of its grid, or
 if its surface's curvature may be noise. Weak optima are left out if at least three others remain.
-Otherwise all optima enter, `no_law` says why the fit is no law, and nothing is predicted from it.
-On real grids the exponents change by a factor of two with the window (`window_table`).
+Otherwise the fit uses all optima, `no_law` says why the fit is no law, and nothing is predicted
+from it. On real grids the exponents change by a factor of two with the window (`window_table`).
 """
 
 import dataclasses
@@ -85,7 +85,7 @@ def analyse_grid(
 def laws_table(trials: pd.DataFrame, fit: Fit = OUR_FIT, num_resamples: int = 200) -> pd.DataFrame:
     """Returns LAW_COLUMNS of `lr` and of `batch`: exponents with t-interval and bootstrap interval.
 
-    `sizes` lists the sizes whose optimum entered, and `smallest` and `largest` are their
+    `sizes` lists the sizes whose optima are fitted, and `smallest` and `largest` are their
     parameters. `left_out` names all other sizes with reasons. `no_law` says why the fit is no law,
     or is "". The numbers are NaN with fewer than two sizes, or if a coefficient is zero or infinite
     as a float. The bootstrap needs two seeds.
@@ -98,9 +98,10 @@ def window_table(
     windows: Iterable[float | None] = WINDOWS,
     fit: Fit = OUR_FIT,
 ) -> pd.DataFrame:
-    """Returns both laws for each window, widest first. The window NaN is all cells.
+    """Fits both laws in each window. Returns a row per window, widest first.
 
-    The changes of an exponent down this table show how uncertain it is.
+    A window of NaN stands for all cells. The more an exponent changes between windows, the less
+    certain it is.
     """
     rows, names = [], {"exponent": "exponent", "t_low": "low", "t_high": "high", "r2": "r2"}
     for window in sorted(set(windows), key=lambda w: -math.inf if w is None else -w):
@@ -185,16 +186,16 @@ def _predict(law: Law | None, parameters: float, seq_len: int) -> tuple[float, f
 def spread_interval(
     deviations: np.ndarray, freedoms: np.ndarray, weights: np.ndarray, centre: float
 ) -> Interval:
-    """Returns the interval of `weights` [J] @ log optima of J sizes around the pooled `centre`.
+    """Returns the interval around `centre`, the sum of J sizes' log optima with `weights` [J].
 
-    `deviations` [R, J] are the log optima of R resamples of seeds minus the pooled ones, NaN where
-    a resample failed. `freedoms` [J] are the numbers of seeds minus 1. A resample of n seeds
+    `deviations` [R, J] are the log optima of R resamples of seeds minus the pooled log optima, NaN
+    where a resample failed. `freedoms` [J] are the numbers of seeds minus 1. A resample of n seeds
     spreads sqrt((n - 1) / n) times as much as n new seeds, so the caller divides deviations by this
     factor.
 
-    Few seeds also estimate a spread badly, so the interval is widened by the t quantile over the
-    normal quantile. The degrees of freedom are Welch and Satterthwaite's, with each size weighted
-    by its share of the variance. The ends are NaN with fewer than two resamples.
+    The spread of few seeds is itself uncertain, so the interval is widened by the t quantile over
+    the normal quantile. The degrees of freedom are Welch and Satterthwaite's, with each size
+    weighted by its share of the variance. The ends are NaN with fewer than two resamples.
     """
     known = deviations[np.isfinite(deviations).all(axis=1)]
     if len(known) < 2 or not math.isfinite(centre):
@@ -295,7 +296,7 @@ def _slope_weights(sizes: Sequence[float]) -> np.ndarray:
 
 
 def make_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law | None:
-    """Makes a law of the ladder from the result of `laws_table`. None if nothing was fitted."""
+    """Makes the ladder's law from the result of `laws_table`. None if nothing was fitted."""
     rows, fitted = laws.set_index("quantity"), ["coefficient", "exponent"]
     if rows[fitted].isna().any(axis=None):
         return None
@@ -315,10 +316,10 @@ def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
 
 
 def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
-    """Returns learning rate and batch of each size by our law, by the paper's, and in the ladder.
+    """Returns each size's learning rate and batch by our law, by the paper's law and in the ladder.
 
     A value is NaN if the law is missing or does not predict. `times_beyond` says how far our law is
-    extrapolated. Batches are in the size's sequences, converted by tokens.
+    extrapolated. Batches are in sequences of the size, converted by tokens.
     """
     rows = []
     for size in sizes:

@@ -78,7 +78,7 @@ class MaxEntObjective:
 def references_of(
     evaluations: pd.DataFrame, curves: pd.DataFrame, size: str
 ) -> dict[str, Reference]:
-    """Returns {domain: reference} at a size, from two frames of `tables.StudyLosses`.
+    """Returns {domain: reference} at a size. The two frames are those of `tables.StudyLosses`.
 
     Raises ValueError if there is no complete baseline, or if a curve cannot be fitted.
     """

@@ -45,7 +45,7 @@ Notes = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Reference:
-    """The baselines of one size on one domain, with which compute ratios compare."""
+    """The baselines of one size on one domain, against which compute ratios are measured."""
 
     # All baseline seeds, pooled.
     curve: LearningCurve
@@ -73,11 +73,10 @@ class Reference:
 def baseline_references(
     evaluations: pd.DataFrame, curves: pd.DataFrame, leave_out: bool = False, only_seed: str = ""
 ) -> tuple[dict, Notes]:
-    """Returns {(size, domain): Reference} of sizes with a finished baseline, and notes.
+    """Returns ({(size, domain): Reference}, notes) for the sizes with a finished baseline.
 
-    A baseline counts if it has a curve and final losses. `leave_out` also fits each curve without
-    each seed, for the jackknife. If the frames have just one seed, `only_seed` is its name for the
-    notes.
+    A baseline counts if it has a curve and final losses. `leave_out` adds the fits without each
+    seed, for the jackknife. If the frames have just one seed, `only_seed` names it in the notes.
     """
     references, notes, of_seed = {}, [], f", seed {only_seed}" if only_seed else ""
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
@@ -139,8 +138,8 @@ def fit_pooled_curve(
 ) -> LearningCurve:
     """Fits the learning curve of a domain to all points of runs that differ only in the seed.
 
-    `curves` is a frame of `load_curves`, `configs` a result of `load_configs`. Raises ValueError
-    for another difference, for a run without points, and as `fit_learning_curve` does.
+    `curves` is a frame of `load_curves`, `configs` a result of `load_configs`. Raises ValueError if
+    the runs differ in anything else or a run has no points, and as `fit_learning_curve` does.
     """
     fields = differing_fields(configs.values())
     fields.pop("seed", None)
@@ -164,7 +163,7 @@ def fits_frame(references: dict) -> pd.DataFrame:
 
 
 def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd.DataFrame, Notes]:
-    """Returns a row per view and domain of sizes with a reference, and notes.
+    """Returns (rows, notes), with a row per view and domain of sizes with a reference.
 
     The columns are the view's and `domain, class, loss, compute_ratio` (`Reference.ratio`). The
     class is core for the core domain, retain for auxiliary domains that the view retains, and
@@ -194,7 +193,7 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
 def rate_attacks(
     attacks: pd.DataFrame, ratios: pd.DataFrame, references: dict
 ) -> tuple[pd.DataFrame, Notes]:
-    """Returns a row of class `elicited` for each forget row of an attacked profile, and notes.
+    """Returns (rows, notes). Each forget row of an attacked profile has a row of class `elicited`.
 
     The rows have the columns of `ratios`, and RECOVERY if `attacks` has ATTACK_CURVE and
     `num_tokens`. The ratio of an attack without a result is NaN.
@@ -227,7 +226,7 @@ def rate_attacks(
 
 
 def _unknown(rows: pd.DataFrame, why: str) -> Notes:
-    """Makes one note per view for all seeds, since an unfinished study would have hundreds."""
+    """Makes one note per view for all seeds, to avoid hundreds of notes on an unfinished study."""
     notes = []
     for key, group in rows.groupby(ROW, sort=False):
         of_seeds = group.groupby("seed")["domain"]
@@ -237,7 +236,10 @@ def _unknown(rows: pd.DataFrame, why: str) -> Notes:
 
 
 def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
-    """Returns PER_NAT [N] > 0 of the rows of `ratios`. NaN where the ratio is unknown."""
+    """Returns PER_NAT [N] > 0, by how much a row's compute ratio falls per nat of loss.
+
+    NaN where the ratio is unknown.
+    """
     values, losses = np.full(len(ratios), np.nan), ratios["loss"].to_numpy(float)
     losses = np.where(ratios["compute_ratio"].isna(), np.nan, losses)
     for key, rows in ratios.groupby(["size", "domain"]).indices.items():
@@ -288,7 +290,7 @@ def _of_the_others(
     own: np.ndarray,
     num_baselines: np.ndarray,
 ) -> np.ndarray:
-    """Returns the second term of `pseudo_values` [N]. `group` numbers rows, and `own` seeds."""
+    """Returns the second term of `pseudo_values` [N]. `group` numbers table rows, `own` seeds."""
     is_known = ~np.isnan(values)
     num = np.bincount(group, is_known)[group] if len(group) else np.zeros(0)
     is_left_out = is_known & (own >= 0) & (num_baselines > 1) & (num > 1)

@@ -1,10 +1,10 @@
 """Measures how soon an attack recovers a removed domain, in steps and in tokens.
 
 An attack lowers the loss on the domain's validation text from the view's loss to the baseline's. A
-time is the step at which a share of this way is covered. Straight lines join the evaluations, and
-the first crossing counts. The baseline's loss is the mean over the seeds that the compute ratio
-uses. A view that is no worse than the baseline needs 0 steps. If an attack ends before a mark, its
-length is a censored time.
+time is the step at which the loss has covered a share of this distance. The loss is interpolated
+linearly between evaluations, and the first crossing counts. The baseline's loss is the mean over
+the seeds that the compute ratio uses. A view that is no worse than the baseline needs 0 steps. If
+an attack ends before a mark, its length is a censored time.
 """
 
 from collections.abc import Sequence
@@ -59,9 +59,9 @@ def recover_row(curve: Curve, num_tokens: float, start: float, end: float) -> li
 
 
 def write_median(times: Sequence[float], is_reached: Sequence[bool]) -> str:
-    """Writes the median of times [n] if more than half are reached, otherwise `> bound`.
+    """Writes the median of times [n], or `> bound` if half of the marks or more were not reached.
 
-    A mark that was not reached counts as infinite in the median. In the bound it counts with the
+    In the median, the time to a mark that was not reached is infinite. In the bound, it is the
     attack's length.
     """
     median = np.median(np.where(is_reached, times, np.inf))
@@ -69,9 +69,10 @@ def write_median(times: Sequence[float], is_reached: Sequence[bool]) -> str:
 
 
 def tabulate_recovery(per_seed: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    """Returns `names` and RECOVERY over seeds: times by `write_median`, and reached as `k of n`.
+    """Returns the columns `names` and RECOVERY, with a row for each combination of `names`.
 
-    `per_seed` has means over a view's attacks. The view has reached a mark if all attacks have.
+    Times over seeds are written by `write_median`, and marks reached as `k of n`. `per_seed` has
+    means over a view's attacks. A view has reached a mark if all attacks have.
     """
     rows = []
     for key, group in per_seed[per_seed[EVERY].notna()].groupby(names, sort=False):

@@ -136,7 +136,7 @@ OUR_FIT = Fit()
 def fit_quadratic(
     lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], window: float | None = None
 ) -> Optimum:
-    """Fits a surface without levels of seeds and returns its minimum."""
+    """Fits a surface that is the same for all seeds, and returns the minimum."""
     return fit_surface(lr, batch, loss, None, Fit(window)).optimum()
 
 
@@ -149,11 +149,11 @@ def fit_surface(
 ) -> Surface:
     """Fits loss [n] by a quadratic in (log lr, log batch). A cell may have several seeds.
 
-    `seeds` [n] names the seed of each loss, and the surface predicts at the mean level. If a cell
-    lacks a seed, a minimum without `seeds` is not reliable. Raises ValueError if values are not
-    finite and positive, if fewer than six cells are used, or if the cells do not determine the
-    quadratic and the levels, as with two rates, cells on one line, or fewer losses than
-    coefficients.
+    `seeds` [n] names the seed of each loss. Then each seed has a level, and the surface predicts at
+    the mean level. If a cell lacks a seed, the minimum is not reliable without `seeds`. Raises
+    ValueError if values are not finite and positive, or if fewer than six cells are used. Also
+    raises it if the cells do not determine the quadratic and the levels, as with two rates, cells
+    on one line, or fewer losses than coefficients.
     """
     window, seeds = fit.window, None if fit.as_published else seeds
     x, y, z = positive("lr", lr), positive("batch", batch), positive("loss", loss)
@@ -207,8 +207,9 @@ def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) 
 def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
     """Returns the design [num, K - 1] of the levels of K seeds.
 
-    A seed's losses have 1 in its column, and the last seed's losses -1 in all. `seeds` names the
-    seed of each of `num` losses. None is a single seed. Raises ValueError for another length.
+    A loss has 1 in the column of its seed, and a loss of the last seed has -1 in all columns.
+    `seeds` names the seed of each of the `num` losses, and is None for a single seed. Raises
+    ValueError if `seeds` has another length.
     """
     if seeds is None:
         return np.empty((num, 0))

@@ -1,11 +1,12 @@
 """Averages compute ratios within seeds and then over seeds, and writes tables as CSV and text.
 
 Source of the averages: the paper's appendix "Compute Ratio Methodology" and the numbers of
-`tab:synthetic`. Within a seed, a class is the mean over all pairs of a profile and a domain, not
-over the means of profiles, since core forgets more domains than core with one domain. Over seeds, a
-class is the mean of the seed means with a 90% t-interval. Its width is that of the jackknife's
-pseudo-values (JACKKNIFE) or of the seed means, as in the paper (CURVE_FIXED). `missing` names each
-value that cannot be computed. Losses in nats a token are averaged in the same way.
+`tab:synthetic`. Within a seed, a class is the mean over all pairs of a profile and a domain. A mean
+of the profiles' means would differ, since core forgets more domains than core with one domain. Over
+seeds, a class is the mean of the seed means with a 90% t-interval. The interval's width comes from
+the jackknife's pseudo-values (JACKKNIFE) or, as in the paper, from the seed means (CURVE_FIXED).
+`missing` names each value that cannot be computed. Losses in nats a token are averaged in the same
+way.
 """
 
 import itertools
@@ -158,7 +159,7 @@ def analyse(
 
 
 def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFrame:
-    """Returns VIEW and the classes' losses minus filtering's, on the profiles that both have."""
+    """Returns VIEW and each class's loss minus filtering's, on profiles that filtering also has."""
     columns = {name: name + MINUS_FILTERING for name in CLASSES}
     is_theirs, same = ratios["method"] == FILTERING, ["size", "seed", "profile", "domain", "class"]
     both = ratios[~is_theirs].merge(
@@ -176,10 +177,10 @@ def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFra
 def _compare(
     frames: Sequence[pd.DataFrame], intervals: str, seed: str = ""
 ) -> tuple[pd.DataFrame, pd.DataFrame, Notes]:
-    """Returns the ratios of views and attacks, the fits of the baselines of `unit`, and notes.
+    """Returns (ratios of views and attacks, fits of the baselines of `unit`, notes).
 
-    `frames` are evaluations, curves, attacks and unit. If each seed has its own baseline, they have
-    only one `seed`.
+    `frames` are evaluations, curves, attacks and unit. If each seed is compared with its own
+    baseline, the frames have only the seed `seed`.
     """
     evaluations, curves, attacks, unit = frames
     references, notes = baseline_references(
@@ -202,7 +203,7 @@ def _compare(
 def per_seed_frame(
     ratios: pd.DataFrame, declared: pd.DataFrame, value: str = "compute_ratio"
 ) -> tuple[pd.DataFrame, Notes]:
-    """Returns a row per view and seed, and notes.
+    """Returns (rows, notes), with a row per view and seed.
 
     The columns are ROW, seed, CLASSES (means of the column `value`), `retained`, and NUM_DOMAINS,
     the numbers of known and unknown domains. A class with an unknown domain is NaN.
@@ -269,8 +270,8 @@ def over_seeds(
     """Averages the columns `values` of a `per_seed` frame over seeds, by the columns `names`.
 
     Returns `names`, means with t-intervals, and `num_seeds`. The intervals come from pseudo-values
-    if the frame has any. A missing column gives NaN. `num_seeds` is the smallest number of seeds of
-    a value that has any.
+    if the frame has any. A missing column gives NaN. `num_seeds` is the smallest number of seeds
+    behind any known value of the row.
     """
     columns, rows = [*names, *values], []
     frame, spread = (f.reindex(columns=columns) for f in (per_seed, pseudo_frame(per_seed, values)))
@@ -308,8 +309,8 @@ def join_notes(
 def find_mean_profiles(rows: pd.DataFrame) -> frozenset[str]:
     """Returns the profiles of core with at most one auxiliary domain, from a table's rows.
 
-    If the study has one auxiliary domain, `all` is such a profile. Only `per_seed` frames show
-    this.
+    If the study has one auxiliary domain, `all` is such a profile, but only `per_seed` frames show
+    the number of domains.
     """
     few = frozenset(p for p in rows["profile"] if p not in (ALL, MEAN) and p.count("+") < 2)
     if "retained" not in rows:
@@ -321,7 +322,7 @@ def find_mean_profiles(rows: pd.DataFrame) -> frozenset[str]:
 def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
     """Averages known ratios over seeds by method, size, profile, domain, class and variant if any.
 
-    There is no row without a known ratio.
+    Groups without a known ratio have no row.
     """
     keys = [*(c for c in (VARIANT,) if c in ratios), *ROW, "domain", "class"]
     return average_rows(ratios[ratios["compute_ratio"].notna()], keys, "compute_ratio")
@@ -340,7 +341,7 @@ def average_rows(frame: pd.DataFrame, keys: Sequence[str], value: str) -> pd.Dat
 
 
 def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
-    """Adds the column `runs`, the `run_names` of the runs that each row evaluates, or ""."""
+    """Adds the column `runs`: the `run_names` of the runs that a row evaluates, or ""."""
     keys = [column for column in (VARIANT, *ROW) if column in table]
     if "run_id" not in ratios or table.empty:
         return table.assign(runs="")
@@ -363,7 +364,8 @@ def run_names(run_ids: pd.Series) -> str:
 def table_csv(frame: pd.DataFrame, fractions: str | None = "%.6f") -> str:
     """Writes CSV. `fractions` is the format of fractions, or None for all digits.
 
-    Columns of POINTS are left out. Text that a spreadsheet would compute begins with an apostrophe.
+    Columns of POINTS are left out. Text that a spreadsheet would run as a formula begins with an
+    apostrophe.
     """
     frame = frame.loc[:, [not str(name).endswith(POINTS) for name in frame]]
     texts = frame.select_dtypes(exclude=["number", "bool"])
@@ -382,7 +384,7 @@ def _no_formula(cell: Any) -> Any:
 
 
 def readable_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Writes each class of table.csv that has a value as a text, `mean [low, high]`."""
+    """Writes the classes of table.csv as `mean [low, high]`, and drops classes without values."""
     names = table.columns[: table.columns.get_loc(CLASSES[0])]
     classes = [name for name in CLASSES if table[name].notna().any()]
     return with_intervals(table, names, classes).assign(num_seeds=table["num_seeds"])
@@ -421,7 +423,7 @@ def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> 
 
 
 def text_frame(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> pd.DataFrame:
-    """Writes every cell as a text: fractions in the format `digits`, and no value as `missing`."""
+    """Writes every cell as text. Fractions have the format `digits`, empty cells are `missing`."""
 
     def cell(value: object) -> str:
         if isinstance(value, bool):

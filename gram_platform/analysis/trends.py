@@ -67,7 +67,7 @@ def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
 
 
 def fall_weights(places: Sequence[float]) -> np.ndarray:
-    """Returns weights [n] of values at `places` [n], n > 1. The weighted sum is the values' fall.
+    """Returns weights [n] such that weights @ values is the fall of values at `places` [n], n > 1.
 
     The fall is from the first place to the last along the least-squares line.
     """

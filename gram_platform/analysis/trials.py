@@ -67,7 +67,7 @@ def values_text(row: Mapping, names: Iterable[str]) -> str:
 
 
 def link_trials(trials: pd.DataFrame, urls: Mapping[str, str]) -> pd.DataFrame:
-    """Adds `url`, the first page that `urls` {run id: page} has of a trial's runs, or ""."""
+    """Adds `url`: the first page in `urls` {run id: page} for a trial's runs, or ""."""
     pages = [
         next((urls[run] for run in str(runs).split() if urls.get(run)), "")
         for runs in trials[RUNS].fillna("")

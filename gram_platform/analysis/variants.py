@@ -84,9 +84,9 @@ def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> p
 
     The columns are MODULES_CELL, `seed`, COMPOSED, `num_profiles`, and the pseudo-values of
     COMPOSED, which equal the values if the curve is fixed. `per_seed` comes from
-    `tables.per_seed_frame`. `declared` has the study's views, by default those of `per_seed`.
-    Methods are compared on the profiles of a number that all methods have. A seed without one of
-    these has no row.
+    `tables.per_seed_frame`. `declared` has the study's views, by default those of `per_seed`. At
+    each number of modules, methods are compared on the profiles that all methods have. A seed
+    without one of these profiles has no row.
     """
     shared: dict[tuple[str, int], frozenset[str]] = {}
     views = _views(per_seed if declared is None else declared)

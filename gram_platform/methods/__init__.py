@@ -50,7 +50,7 @@ UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def plan(method: str, setting: Setting) -> MethodRuns:
-    """Returns the runs and views of a method in a setting. ValueError for an unknown method."""
+    """Returns a method's runs and views in a setting. Raises ValueError for unknown methods."""
     require_choice("methods", method, tuple(METHODS))
     return METHODS[method](setting)
 

@@ -81,7 +81,7 @@ def _plans(
 
 @dataclass(frozen=True)
 class BranchBudget:
-    """The sequences of the base and of every branch, also of branches that do not run."""
+    """The sequences of the base and of every branch, including branches that do not run."""
 
     branching: Branching
     # Core and all unlabelled sequences.

@@ -47,11 +47,11 @@ def data_budget(
 ) -> DataConfig:
     """Mixes one epoch of `domains`, whose lengths are scaled by `scale` (lambda).
 
-    Auxiliary domains are drawn `factor` (p_af) times, in whole route units. Core fills up the
-    rounded number of steps, so `factor` does not change the total. Sequences repeat if `factor` is
-    above 1 or a domain has too few. Unlabelled sequences of all domains join core or have their own
-    budgets. Wrongly labelled text belongs to its label. Raises ValueError if nothing is left for
-    core.
+    Auxiliary domains are drawn `factor` (p_af) times, in whole route units. Core fills the rest of
+    the rounded number of steps, so `factor` does not change the total. Sequences repeat if `factor`
+    is above 1 or a domain has too few. Unlabelled sequences of all domains join core or have their
+    own budgets. Wrongly labelled text belongs to its label. Raises ValueError if nothing is left
+    for core.
     """
     setting, texts = divide_text(setting)
     labelled = 1.0 - setting.options.unlabelled_share
@@ -187,11 +187,11 @@ def dense_run(
 def compute_lambda(setting: Setting, model: ModelConfig) -> float:
     """Returns lambda = F_base / F_routed, F_routed = L_core P_core + L_aux (P_core + P_aux).
 
-    Returns 1 if compute is not equalised. By default a run is one epoch of every domain, core
-    batches cost P_core, and unlabelled batches cost as much as their label's, as in the paper's
-    text (`app:equal-compute`). With `lambda_counts_plan`, as in the authors' code, p_af times the
-    auxiliary batches replace core batches, companions cost too, and unlabelled batches pass all
-    modules.
+    L are lengths and P parameters. Returns 1 if compute is not equalised. By default, as in the
+    paper's text (`app:equal-compute`), a run is one epoch of every domain, core batches cost
+    P_core, and unlabelled batches cost as much as batches with their label. With
+    `lambda_counts_plan`, as in the authors' code, p_af times the auxiliary batches replace core
+    batches, companions also cost, and unlabelled batches use all modules.
     """
     if not setting.equal_compute:
         return 1.0

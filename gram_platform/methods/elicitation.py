@@ -26,7 +26,10 @@ from gram_platform.methods.setting import NEIGHBOUR, OWN, Elicitation, MethodRun
 def plan_attacks(
     setting: Setting, profile: Profile, view: View, runs: Iterable[RunConfig]
 ) -> dict[str, RunConfig]:
-    """Plans an attack on each domain that the profile removes, or none if it is not attacked."""
+    """Plans an attack on each domain that the profile removes.
+
+    Returns {} if the options do not attack the profile.
+    """
     options = setting.options.elicitation
     if options is None or (options.compared_only and profile not in setting.profiles):
         return {}
@@ -64,9 +67,10 @@ def choose_text(setting: Setting, options: Elicitation, domain: str) -> str:
 
 
 def add_finetuning(setting: Setting, options: Elicitation, plans: MethodRuns) -> MethodRuns:
-    """Adds training on the domain `options.text` to every compared view, or to all if none is.
+    """Adds training on the domain `options.text` to every compared view.
 
-    The trained views replace the method's views. Raises ValueError for a view of several experts.
+    If no view is compared, all views are trained. The trained views replace the method's views.
+    Raises ValueError for a view of several experts.
     """
     by_id = {run.run_id: run for run in plans.runs.values()}
     compared = {p: view for p, view in plans.views.items() if p in setting.profiles} or plans.views
@@ -116,10 +120,10 @@ def finetuning_run(
 
 
 def _micro_batch(options: Elicitation, micro_batch: int) -> int:
-    """Returns the size's micro-batch, or the whole batch if it is not a multiple of this.
+    """Returns `micro_batch` if it divides the batch, otherwise the whole batch.
 
-    A batch of the whole sample is always divided. This affects only memory and rounding, since an
-    attack has one route.
+    If the batch is the whole sample, returns the largest divisor up to `micro_batch` instead. The
+    choice affects only memory and rounding, since an attack has one route.
     """
     if options.batch_size < options.num_sequences and options.batch_size % micro_batch:
         return options.batch_size

@@ -19,7 +19,10 @@ def plan_lora(setting: Setting) -> MethodRuns:
 
 
 def plan_subsets(setting: Setting) -> MethodRuns:
-    """Plans GRAM with random subsets as companions, of half of the auxiliary batches too [ours]."""
+    """Plans GRAM with random subsets of modules as companions [ours].
+
+    Half of the auxiliary batches have companions too.
+    """
     subsets = replace(setting.routing, companions="subset", p_aux_companion=0.5)
     return plan(replace(setting, routing=subsets))
 
@@ -33,7 +36,7 @@ def modular_size(setting: Setting) -> Size:
 
 
 def width_of(setting: Setting, share: float) -> int:
-    """Returns a share of the dense MLP's width in whole `width_multiple`s, at least one."""
+    """Returns a share of the dense MLP's width, rounded to a multiple > 0 of `width_multiple`."""
     unit = setting.conventions.width_multiple
     return unit * max(1, round(share * setting.size.d_dense / unit))
 

@@ -71,8 +71,8 @@ def budget_label(
 ) -> DomainBudget:
     """Budgets a label's text: a share `scale` (lambda) of its other slices, at most all of them.
 
-    Own text fills up `num_sequences` as far as it reaches. Raises ValueError if there is no place
-    for own text.
+    The label's own text fills the rest of `num_sequences`, if there is enough. Raises ValueError if
+    nothing is left for own text.
     """
     (own, *slices), share = text, min(1.0, scale)
     others = [replace(s, num_sequences=max(1, round(share * s.num_sequences))) for s in slices]

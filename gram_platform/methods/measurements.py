@@ -45,7 +45,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Calibration(Losses):
-    """Measures errors of compute ratios by baselines with known shares of the steps."""
+    """Measures errors of compute ratios, using baselines whose shares of the steps are known."""
 
     name: ClassVar[str] = "calibration"
 
@@ -87,9 +87,9 @@ class TokenIncreases(Losses):
 
 @dataclass(frozen=True)
 class Samples(Losses):
-    """Continues documents of each auxiliary domain, with only its module on and without it.
+    """Continues documents of each auxiliary domain, with the domain's module on and off.
 
-    `compared_only` chooses core and the domains of the compared profiles.
+    `compared_only` limits the domains to core and those of the compared profiles.
     """
 
     num_prompt_tokens: int

@@ -91,12 +91,12 @@ class Node:
 
 
 def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
-    """Names a node for people.
+    """Returns a node's name for people.
 
     Examples are `gram tiny all s0`, `gram tiny core+lisp s0, heterogeneous, attacked for virology`
-    and `gram tiny core s0, evaluated`. The study's variant follows the seed. A trial's parameters
-    come first, because MLflow's pages cut names: `batch 16, lr 0.004, tiny baseline s0`. Other
-    evaluations than losses end in their measure.
+    and `gram tiny core s0, evaluated`. A study's variant follows the seed. A trial's parameters
+    come first, because MLflow's pages truncate names, as in `batch 16, lr 0.004, tiny baseline s0`.
+    An evaluation of losses ends in `evaluated`, and any other evaluation in its measure.
     """
     name = [f"{key} {value}" for key, value in sorted(tags.items()) if key not in STUDY_TAGS]
     keys = ("size", "method", "profile") if name else ("method", "size", "profile")
@@ -192,10 +192,10 @@ def method_costs(
     """Returns one row for each method, with costs as multiples of the baseline's cost.
 
     A profile counts if it switches a domain off and is a view of one of `methods` or `compared`.
-    The planned runs serve `profiles` of `of_profiles`. The compared profile `shown` costs
-    `train_shown`.
+    The planned runs serve `profiles` of these `of_profiles`. Training only for the compared profile
+    `shown` costs `train_shown`.
 
-    All other columns are about the runs that serve all profiles, `served` in number, even if the
+    All other columns describe the runs that serve all profiles (`served` profiles), even if the
     study trains fewer. `runs` has the numbers of runs from random weights and from another run.
     `train_all` has their compute_units as the paper counts them, with core batches at P_core, and
     `plan_all` adds p_cr's companions. `active_mlp` has the fewest and the most MLP parameters of a

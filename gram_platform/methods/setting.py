@@ -28,14 +28,17 @@ MOST_SUBSETS = 10
 
 
 def profile_name(retained: Profile, auxiliary: tuple[str, ...]) -> str:
-    """`core`, `core+virology`, or `all`."""
+    """Returns a profile's name: `core`, `core+virology` or `all`."""
     if retained and set(retained) == set(auxiliary):
         return "all"
     return "+".join((CORE, *retained))
 
 
 def subsets_of(domains: Profile) -> tuple[Profile, ...]:
-    """Returns subsets, smallest first; of each size a fixed random choice of MOST_SUBSETS."""
+    """Returns subsets, smallest first, at most MOST_SUBSETS of each size.
+
+    The choice among more is random, but always the same.
+    """
     subsets: list[Profile] = []
     for number in range(len(domains) + 1):
         is_few = comb(len(domains), number) <= MOST_SUBSETS
@@ -47,13 +50,13 @@ def subsets_of(domains: Profile) -> tuple[Profile, ...]:
 
 
 def _draw(domains: Profile, number: int, draw: int) -> Profile:
-    """Draws `number` of the domains, kept in their order, by hashes of the draw's number."""
+    """Chooses `number` of the domains by a hash of the draw's number, and keeps their order."""
     by_draw = sorted(domains, key=lambda domain: hash_key("subset", number, draw, domain))
     return tuple(domain for domain in domains if domain in by_draw[:number])
 
 
 def require_factors(field: str, factor: float, factor_of: Factors) -> None:
-    """ValueError unless every p_af is a positive number."""
+    """Raises ValueError unless every p_af is a positive number."""
     require_real(f"{field}.aux_factor", factor, 0.0, open_low=True)
     for domain, value in factor_of:
         require_real(f"{field}.aux_factor_of[{domain}]", value, 0.0, open_low=True)
@@ -231,7 +234,7 @@ class Elicitation:
         require_name("elicitation.text", self.text)
 
     def on_domain(self, num_sequences: int) -> "Elicitation":
-        """Returns the attack on a domain; the baseline trains on its `num_sequences`."""
+        """Returns these options with a sample of at least `domain_share` of `num_sequences`."""
         sample = max(self.num_sequences, round(self.domain_share * num_sequences))
         return replace(self, num_sequences=sample, batch_size=min(self.batch_size, sample))
 
@@ -389,7 +392,7 @@ class Setting(Setup):
 
     @property
     def subsets(self) -> tuple[Profile, ...]:
-        """Subsets of the domains that compared profiles retain; () unless `every_subset`."""
+        """Subsets of the domains that compared profiles retain, or () unless `every_subset`."""
         if not self.every_subset:
             return ()
         retained = {domain for profile in self.profiles for domain in profile}

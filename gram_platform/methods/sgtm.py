@@ -1,13 +1,14 @@
 """SGTM, selective gradient masking (Shilov and others, 2025, arXiv 2512.05648).
 
 A part of the hidden units of every layer's MLP is reserved for auxiliary text, and removed by
-zeros. The parts are modules. With the core's MLP they are as wide as the dense MLP, so a run has
-the baseline's parameters, data and steps. With `heads` each part also has query heads with a
-key-value head, next to the core's heads [ours]. Then a run has more parameters than the baseline,
-and with equal compute as many fewer steps. All micro-batches of a step are of one kind:
+zeros. The parts are modules. Together with the core's MLP they are as wide as the dense MLP, so
+a run has the baseline's parameters, data and steps. With `heads` each part also has query heads
+with a key-value head, next to the core's heads [ours]. Then a run has more parameters than the
+baseline, and with equal compute fewer steps in proportion. All micro-batches of a step are
+of one kind:
 
-- Forget (auxiliary text): everything is active. Only the part's matrices are trained, and unless
-  `mask_embeddings` the embedding and the norms.
+- Forget (auxiliary text): everything is active. Only the part's matrices are trained, plus
+  the embedding and the norms unless `mask_embeddings`.
 - Retain (a share of core): the parts are off, the rest is trained.
 - Default (the rest of core, unlabelled text): everything is active and trained.
 
@@ -42,10 +43,10 @@ JOINT = "auxiliary"
 
 
 def plan(setting: Setting) -> MethodRuns:
-    """Plans one run and a view for each profile; with a joint part only core and all.
+    """Plans one run and a view for each profile. With a joint part, only core and all.
 
-    InvalidField if the parts leave no hidden unit to the core, or have more query heads than share
-    a key-value head.
+    Raises InvalidField if the parts leave the core no hidden unit, or have more query heads than
+    share a key-value head.
     """
     options, size, auxiliary = setting.options.sgtm, setting.size, setting.auxiliary
     parts = (JOINT,) if options.joint else auxiliary

@@ -11,8 +11,8 @@ its code, AddieFoote/distillation-robustify-unlearning (`code/tools/serum.py`,
   domains, without labels.
 - AdamW without weight decay clips to norm 1. The rate warms up for 50 steps to pretraining's
   (arithmetic) or 2.25 times this (language), and decays by a cosine.
-- It stops at a retain loss within 5% of the teacher's, or after fixed steps. The abstract says 60
-  to 80% of retraining's compute for the strongest setting.
+- Training stops at a retain loss within 5% of the teacher's, or after fixed steps. The abstract
+  says 60 to 80% of retraining's compute for the strongest setting.
 
 We could not read this setting's alpha, nor whether its compute includes the teacher. The default is
 alpha .6 and .6 of the baseline's steps, which cost .8 of its compute with the teacher's passes
@@ -32,7 +32,7 @@ PLANS = dict(zip(TEACHERS, (plan_maxent, plan_rmu), strict=True))
 
 
 def plan(setting: Setting) -> MethodRuns:
-    """Plans the teacher's runs, and after each one a distillation on the baseline's mixture."""
+    """Plans the teacher's runs, and for each run a distillation on the baseline's mixture."""
     options, accumulation = setting.options.undo, setting.baseline_accumulation
     taught = PLANS[options.teacher](setting)
     labelled = replace(restore_true_labels(setting), options=Options())

@@ -20,10 +20,10 @@ from gram_platform.methods.setting import MethodRuns, Options, Profile, Setting,
 
 
 def plan_maxent(setting: Setting) -> MethodRuns:
-    """MaxEnt: maximises the entropy of predictions on forget text.
+    """Plans MaxEnt, which maximises the entropy of predictions on forget text.
 
     "A Closer Look at Machine Unlearning for Large Language Models", Yuan, Pang, Du, Chen, Zhang and
-    Lin, 2024. ValueError if `maxent_profiles` has a domain that the corpus lacks.
+    Lin, 2024. Raises ValueError if `maxent_profiles` has a domain that the corpus lacks.
     """
     for profile, _ in setting.options.maxent_profiles:
         if not set(profile) <= set(setting.auxiliary):
@@ -33,21 +33,21 @@ def plan_maxent(setting: Setting) -> MethodRuns:
 
 
 def plan_rmu(setting: Setting) -> MethodRuns:
-    """RMU: pushes a layer's activations on forget text towards a fixed random direction.
+    """Plans RMU, which pushes a layer's activations on forget text to a fixed random direction.
 
     Activations on retain text stay near the baseline's. "The WMDP Benchmark: Measuring and Reducing
     Malicious Use With Unlearning", Li, Pan, Gopal and others, 2024. The authors train the MLPs'
-    output matrices of three layers; we train all weights up to the steered layer [ours]. FLOPs
+    output matrices of three layers. We train all weights up to the steered layer [ours]. FLOPs
     leave out the frozen layers' passes on retain text.
     """
     return plan_unlearning(setting, lambda profile: setting.options.rmu)
 
 
 def plan_graddiff(setting: Setting) -> MethodRuns:
-    """GradDiff: ascends the loss on forget text and descends it on retain text.
+    """Plans GradDiff, which ascends the loss on forget text and descends it on retain text.
 
-    "Continual Learning and Private Unlearning", Liu, Liu and Stone, 2022. The ascent has no end:
-    more steps or a higher rate destroy what is kept too.
+    "Continual Learning and Private Unlearning", Liu, Liu and Stone, 2022. The ascent is unbounded,
+    so more steps or a higher learning rate also destroy what should be kept.
     """
     return plan_unlearning(setting, lambda profile: setting.options.graddiff)
 
@@ -67,10 +67,11 @@ def plan_unlearning(setting: Setting, options_of: Callable[[Profile], Unlearning
 def _unlearning(
     setting: Setting, options: Unlearning, start: RunConfig, profile: Profile
 ) -> RunConfig:
-    """Plans windows of as many forget as retain sequences.
+    """Plans a run whose windows have as many forget sequences as retain sequences.
 
     Forget domains are drawn equally often. Core and the profile's domains are drawn as in the
-    baseline's mixture [ours] or, with `core_share`, core at this share and the others equally.
+    baseline's mixture [ours]. With `core_share`, core is drawn at this share, and the other domains
+    equally often.
     """
     size = setting.size
     forget = tuple(d for d in setting.auxiliary if d not in profile)
@@ -114,7 +115,8 @@ def _objective(options: Unlearning, forget: Profile, num_layers: int) -> Objecti
 def apportion(total: int, weights: Mapping[str, float], unit: int) -> dict[str, int]:
     """Splits `total` by weight into multiples of `unit`, at least one each.
 
-    Largest remainders are rounded up first. ValueError if there are fewer multiples than names.
+    Largest remainders are rounded up first. Raises ValueError if there are fewer multiples than
+    names.
     """
     num_units, whole = total // unit, sum_in_order(weights.values())
     if num_units < len(weights):

@@ -1,8 +1,8 @@
 """Writes `site/index.html` of a storage, with a card for each study and search.
 
 A card has links, the main result in a sentence, and a small picture. Its texts come from
-`study.json` or `search.json`, which a submission writes with its report. The picture is shown as an
-image, so no markup of a study's folder becomes part of the page.
+`study.json` or `search.json`, which a submission writes with its report. The picture is embedded as
+an image, so that markup in a study's folder cannot enter the page.
 """
 
 import datetime
@@ -171,9 +171,9 @@ class Label(NamedTuple):
 
 
 def describe_ratios(study: Results) -> tuple[str, str]:
-    """Returns the report's answers and a picture of all methods, or "" and "" without ratios.
+    """Returns (the report's answers, a picture of all methods), or ("", "") without ratios.
 
-    Both are about the size, variant and profile of the report's main numbers.
+    Answers and picture are about the size, variant and profile of the report's main numbers.
     """
     main = headline_rows(study)
     if main.empty:

@@ -1,8 +1,8 @@
-"""Writes the page that leads from reports to MLflow, whatever port MLflow has.
+"""Writes the page that forwards links in reports to MLflow, whatever MLflow's port is.
 
-Reports are opened as files, which cannot read other files. So they link to LINK_PAGE next to the
-database, with the rest of the address as fragment. While MLflow is open, LINK_PAGE sends the
-browser to this address. Otherwise it shows the command that opens MLflow.
+Reports are opened as files, which cannot read MLflow's address from another file. So they link to
+LINK_PAGE next to the database, with the rest of the address as fragment. While MLflow is open,
+LINK_PAGE sends the browser to this address. Otherwise it shows the command that opens MLflow.
 """
 
 from html import escape
@@ -52,7 +52,7 @@ def write_link_page(database: Path, address: str = "") -> None:
 
 
 def leave_link_page(database: Path, address: str) -> None:
-    """Makes the page say that MLflow is closed, unless it leads to another address by now."""
+    """Makes the page say that MLflow is closed, unless it already leads to another address."""
     page = database.with_name(LINK_PAGE)
     if not page.is_file() or page.read_bytes() == link_page(address, ""):
         write_link_page(database)

@@ -1,17 +1,17 @@
-"""Lists published claims by study: a text, two sides whose difference is judged, a source.
+"""Lists published claims by study. A claim has a text, two sides and a source.
 
 Most are the paper's. SGTM's are of Shilov and others (2025), put into compute ratios [ours].
 
 No claim says more than the authors' numbers show. So "matches" is "no worse by more than a margin",
 and "retain stays above elicited" is a claim only about Simple Stories, since elicited is above
 retain at 50M and 100M of the paper's scaling study. If a side names no size or variant, the claim
-is judged at each of the study's. FIRST and LAST stand for a study's first and last.
+is judged at each size or variant of the study. FIRST and LAST stand for a study's first and last.
 
-Every claim has one profile, written here before there are data. It is the paper's where the paper
-names one, otherwise the mean. The paper's ladder retains core and virology, and its partial labels
-remove every domain. Its other bars and tables are means over profiles. Its figure of composability
-names virology too, but only a mean compares like with like for what retain loses with every module
-on [ours].
+Every claim has one profile, written here before there are data. It is the profile that the paper
+names, otherwise the mean. The paper's scaling study retains core and virology, and its partial
+labels remove every domain. The other bars and tables are means over profiles. The figure of
+composability also names virology. We use the mean there [ours], because retain with every module on
+covers all domains, and only a mean covers them with fewer modules.
 """
 
 import math
@@ -59,7 +59,7 @@ COMPARED = "compared"
 
 @dataclass(frozen=True)
 class Side:
-    """A class of a method's compute ratios at a profile, or a time to recover, within a seed."""
+    """One side of a claim: a method's compute ratio of a class, or time to recover, by seed."""
 
     method: str
     # One of CLASSES, or a time such as steps_to_90, which is compared without `less` and `size`.
@@ -91,7 +91,7 @@ class Claim:
 
     @property
     def terms(self) -> tuple[Side, ...]:
-        """The sides and what is subtracted from them, each once."""
+        """The sides and the sides that are subtracted from them, each once."""
         sides = (self.left, self.right, self.left.less, self.right.less)
         return tuple(dict.fromkeys(filter(None, sides)))
 
@@ -102,7 +102,7 @@ def compare(text: str, left: str, right: str, within: pd.Interval = POSITIVE) ->
 
 
 def follows(label: str, method: str) -> tuple[Claim, ...]:
-    """Claims of each class that a method is at most the margin worse than filtering."""
+    """Makes a claim for each class that a method is at most the margin worse than filtering."""
     claims = []
     for n in CLASSES:
         way, within = ("below", not_below) if n in ("core", "retain") else ("above", not_above)
@@ -112,7 +112,7 @@ def follows(label: str, method: str) -> tuple[Claim, ...]:
 
 
 def same(label: str, left: str, other: str, right: str) -> tuple[Claim, ...]:
-    """Claims for each class that two architectures differ by less than the margin."""
+    """Makes a claim for each class that two architectures differ by less than the margin."""
     claims = []
     for n in CLASSES:
         text = f"{label} and {other} have the same {IN_TEXTS.get(n, n)} within {MARGINS[n]:.2f}"
@@ -405,14 +405,14 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 
 
 def choose_value(name: str, values: Sequence[str]) -> str:
-    """Returns the size or variant that a side names among a study's `values`; "" if none."""
+    """Resolves FIRST and LAST to one of `values`, or "" without any. Keeps other names."""
     return next(iter({FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))), "")
 
 
 def paper_difference(
     study: str, claim: Claim, variant: str = "", variants: Sequence[str] = ("",)
 ) -> float:
-    """Returns left - right in the paper's table of the study; NaN unless it has both.
+    """Returns left - right in the paper's table of the study, or NaN unless it has both.
 
     Sides may name the first and last of our study's `variants`.
     """

@@ -71,7 +71,7 @@ def read_printed(study: str) -> pd.DataFrame:
 
 
 def paper_value(study: str, variant: str, method: str, name: str) -> float:
-    """Returns what the paper prints for a class of a method, NaN if nothing; the baseline is 1."""
+    """Returns what the paper prints for a class of a method, or NaN. The baseline has 1."""
     rows = read_printed(study)
     rows = rows[(rows[VARIANT] == variant) & (rows["method"] == method)]
     if name in rows and len(rows):
@@ -129,7 +129,7 @@ def _read_published() -> pd.DataFrame:
 
 
 def tabulate_published(study: str, domains: Collection[str] = ()) -> pd.DataFrame | None:
-    """Returns a study's published table in the columns of table.csv; None if there is none.
+    """Returns a study's published table in the columns of table.csv, or None without a table.
 
     Profiles have the published names of domains, or ours if `domains` contains only ours.
     """
@@ -149,8 +149,8 @@ def beside_published(
     """Returns our rows of a profile and of `mean`, each followed by the published row.
 
     Columns: `method, size, profile, from` ("ours" or "published"), the four classes as `mean [low,
-    high]`, `num_seeds`. Published rows at other sizes are sorted in. Methods that only one
-    of both has are left out.
+    high]`, `num_seeds`. Published rows at other sizes are sorted in. The baseline and methods that
+    only one table has are left out.
     """
     methods = (set(table["method"]) & set(published["method"])) - {BASELINE}
     both = ((table, OURS), (published, PUBLISHED))

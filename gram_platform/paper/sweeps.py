@@ -1,10 +1,10 @@
 """Holds the paper's three sweeps on Simple Stories, and judges the paper's claims on ours.
 
 `sweeps.csv` has the coordinates of the figures in the paper's "Hyperparameter Appendix"
-(`app:hyperparams`), which are compute ratios averaged within each of three seeds and then over
-them, with 90% intervals. Core-partial averages core over the four profiles of core and one module,
-core-full is core without modules. The p_cr figure has these two, the other figures core over all
-five profiles.
+(`app:hyperparams`). They are compute ratios averaged within each of three seeds and then over the
+seeds, with 90% intervals. Core-partial averages core over the four profiles of core and one module.
+Core-full is core without modules. The p_cr figure has these two. The other figures average core
+over all five profiles.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -127,7 +127,7 @@ def _gap(curve: Curve, value: float) -> float:
 
 
 def _middle(curve: Curve) -> float:
-    """Returns the value between the ends that is nearest to 0.5, NaN if there is none."""
+    """Returns the knob's inner value that is nearest to 0.5, or NaN without an inner value."""
     return min(curve.index[1:-1], key=lambda value: (abs(value - 0.5), value), default=np.nan)
 
 
@@ -189,7 +189,7 @@ def sweep_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
 
 
 def _curves(group: pd.DataFrame) -> dict[str, Curve]:
-    """Returns `{seed: curve}` over all values of the group, NaN where the seed lacks one."""
+    """Returns `{seed: curve}` over all values of the group, NaN where a seed lacks a value."""
     values = pd.Index(sorted(set(group["value"])), name="value")
     return {
         seed: rows.set_index("value").reindex(values)

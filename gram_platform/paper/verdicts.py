@@ -1,12 +1,12 @@
-"""Judges claims: whether the runs agree, disagree, cannot tell, or cannot measure it here.
+"""Judges whether runs agree with a claim, disagree, cannot tell, or cannot measure it here.
 
 A claim says that a seed-paired difference, left - right, lies in a range. The verdict is "agree" if
 the 90% t-interval of the mean difference lies wholly inside the range, "disagree" if wholly
-outside. The unit's error is added in quadrature to the interval's half-width. If it reaches the
-claim's margin, the claim is "not measurable here" and is also judged in nats. If it is not known,
-there is no verdict, except on external numbers, which are judged over seeds only, as their authors
-do. One or two seeds have no interval, so their verdict rests on the difference and the unit's
-error, and says so.
+outside. The unit's error is added in quadrature to the interval's half-width. If this error reaches
+the claim's margin, the claim is "not measurable here" and is also judged in nats. If this error is
+not known, there is no verdict. External numbers are an exception, and are judged over seeds only,
+as their authors do. One or two seeds have no interval, so their verdict rests on the difference and
+the unit's error, and says so.
 """
 
 import math
@@ -145,10 +145,10 @@ def judge(
 ) -> Judgement:
     """Judges whether left - right, both `{seed: value}`, lies in the range.
 
-    The sides share a seed, and their values are finite. The interval is of `pseudo`, the
-    jackknife's pseudo-values of both sides (default: of the values). A seed without pseudo-values
-    leaves no interval. `unit_error` is in compute ratio. NaN leaves no verdict, None judges over
-    seeds only.
+    The sides share a seed, and their values are finite. The interval is computed from `pseudo`, the
+    jackknife's pseudo-values of both sides, by default from the values. Without pseudo-values of a
+    seed there is no interval. `unit_error` is in compute ratio. If it is NaN, there is no verdict.
+    If it is None, the claim is judged over seeds only.
     """
     differences = subtract_pairs(left, right)
     values = spread = list(differences.values())
@@ -175,9 +175,9 @@ def judge_times(
 ) -> Judgement:
     """Judges whether left - right, times to recover, lies in the range, over seeds only.
 
-    `reached` has the share of a seed's attacks that reached the mark. Below 1 the time is a bound.
-    Then the verdict is "cannot tell", unless all seeds of the other side reached the mark before
-    each of these bounds, and longer times could not change the verdict.
+    `reached` has the share of a seed's attacks that reached the mark. If it is below 1, the time is
+    a bound. Then the verdict is "cannot tell", unless all seeds of the other side reached the mark
+    before each of these bounds, and longer times could not change the verdict.
     """
     judgement, seeds = judge(claim, left, right, within), set(left) & set(right)
     bounds = [
@@ -230,9 +230,10 @@ def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
 
 
 def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, float]:
-    """Returns `{seed: value}` of the known values of a column in rows that match, as `size="tiny"`.
+    """Returns `{seed: value}` of a column in rows that match, such as `size="tiny"`.
 
-    ValueError if a seed occurs twice, since several views match.
+    Unknown values are left out. Raises ValueError if a seed occurs twice, since several views
+    match.
     """
     rows = per_seed[per_seed[name].notna()]
     for column, value in where.items():
@@ -245,7 +246,7 @@ def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, fl
 def separation_claims(
     per_seed: pd.DataFrame, unit_error: UnitErrors | None = None
 ) -> list[Judgement]:
-    """Judges "retain - forget > 0" for every method and size; arguments as in `paper_claims`."""
+    """Judges "retain - forget > 0" for every method and size. Arguments as in `paper_claims`."""
     judgements, names = [], ("retain", "forget")
     frames = per_seed, pseudo_frame(per_seed, CLASSES)
     for method, size in dict.fromkeys(zip(per_seed["method"], per_seed["size"], strict=True)):
@@ -265,7 +266,7 @@ def separation(method: str, size: str) -> Claim:
 
 
 def choose_profile(rows: pd.DataFrame) -> str:
-    """Returns the most frequent profile with a retained domain over methods and sizes, or MEAN.
+    """Returns the profile with a retained domain that most methods and sizes have, or MEAN.
 
     `rows` are of a table or a `per_seed` frame. The baseline does not count.
     """
@@ -283,14 +284,14 @@ def paper_claims(
     unit_error: UnitErrors | None = None,
     parameters: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
-    """Judges the paper's claims on a study, each at every size and variant that it leaves open.
+    """Judges the paper's claims on a study, at every size and variant that a claim does not fix.
 
     `compared` is the profile that the study compares (default: `choose_profile`). `unit_error`
-    holds the known errors by size and class; None judges over seeds only. `parameters` are of the
-    sizes whose names are no numbers.
+    holds the known errors by size and class. If it is None, claims are judged over seeds only.
+    `parameters` has the counts of sizes whose names do not state them.
 
     Returns PAPER_COLUMNS. `paper` is the difference in the paper's table. EXPLANATION says where a
-    claim could be decided that is not measurable here. Claims without a seed of both sides have no
+    claim that is not measurable here could be decided. Claims without a seed of both sides have no
     row.
     """
     rows, spread = [], pseudo_frame(per_seed, CLASSES)
@@ -344,11 +345,11 @@ def paper_claims(
 def _unit_error(
     errors: UnitErrors | None, claim: Claim, size: str, weights: Mapping[str, float]
 ) -> float | None:
-    """Returns how far the unit's error can shift a claim's difference; NaN if it is not known.
+    """Returns how far the unit's error can shift a claim's difference, or NaN if it is not known.
 
     For a claim about one class at one size and variant this is `UnitError.difference`, because the
     same curves rate both sides. Otherwise the errors of both sides' ratios are added in quadrature.
-    For a claim over sizes these are the errors of every size's ratio, times its weight.
+    For a claim over sizes, all sizes' errors, times the sizes' weights, are added in quadrature.
     """
     if errors is None:
         return None
@@ -398,9 +399,9 @@ def _say_where_decidable(claim: Claim) -> str:
 def _falls(
     frames: Sequence[pd.DataFrame], claim: Claim, places: Mapping[str, float], variant: str
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Returns {size: its weight in the fall}, and for each frame {seed: fall}.
+    """Returns ({size: weight in the fall}, a list with {seed: fall} for each frame).
 
-    The sizes have values in the first frame, and the seeds have all sizes.
+    The sizes are those with values in the first frame, and the seeds those with all sizes.
     """
     sides = {size: replace(claim.left, size=size) for size in places}
     claims = {size: replace(claim, left=side, right=side) for size, side in sides.items()}
@@ -421,9 +422,9 @@ def _values(per_seed: pd.DataFrame, column: str) -> tuple[str, ...]:
 def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tuple[dict, dict]:
     """Returns `{seed: value}` of both sides of a claim at its profile.
 
-    A mean is over the profiles of both sides that have the side's class. The baseline has its own
-    `mean`. Empty if the claim compares the first size or variant with the last, and they are the
-    same.
+    A mean is over the profiles that all sides have and that have the side's class. The baseline has
+    its own `mean`. Both dicts are empty if the claim compares the first size or variant with the
+    last, and they are the same.
     """
     rows_of = {side: _select_side(per_seed, side, size, variant) for side in claim.terms}
     names_ends = any(FIRST in (side.size, side.variant) for side in rows_of)
@@ -466,7 +467,7 @@ def _average_profiles(rows: pd.DataFrame, side: Side, profiles: frozenset[str]) 
 
 
 def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Judges LOCALIZATION_CLAIMS for every method and size, as `claims_frame` with a profile."""
+    """Judges LOCALIZATION_CLAIMS for every method and size. Adds a profile to `claims_frame`."""
     judgements, means = [], per_seed[per_seed["profile"] == MEAN]
     for method, size in dict.fromkeys(zip(means["method"], means["size"], strict=True)):
         for text, name, *sides in LOCALIZATION_CLAIMS:
@@ -481,9 +482,9 @@ def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
 
 @cache
 def judge_published(study: str) -> pd.DataFrame:
-    """Judges a study's claims on the published numbers: VERDICT_COLUMNS.
+    """Judges a study's claims on the published numbers. Returns VERDICT_COLUMNS.
 
-    A claim that the study's numbers leave open is judged on the numbers of JUDGED_BY.
+    Rows that the study's numbers lack come from studies that JUDGED_BY maps to this study.
     """
     others = [name for name, claims in JUDGED_BY.items() if claims == study]
     rows = pd.concat([paper_claims(load_published(n), study) for n in (study, *others)])
@@ -492,10 +493,10 @@ def judge_published(study: str) -> pd.DataFrame:
 
 
 def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
-    """Adds `published` to our claims, the published verdict and difference, and SAID in words.
+    """Adds `published`, the published verdict and difference, and SAID, the same in words.
 
-    They are of our size if this is published, otherwise of every published size. `paper`, the
-    difference of printed means, becomes NaN where there is a published difference.
+    The verdict is at our size if this size is published, otherwise at every published size.
+    `paper`, the difference of printed means, becomes NaN where there is a published difference.
     """
     theirs = judge_published(study)
     keys = list(zip(claims["claim"], claims["size"], claims[VARIANT], strict=True))
@@ -524,7 +525,7 @@ def _say_published(
 
 
 def conclude(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
-    """Adds the last columns: EXPLANATION, HOLM, CLAIM_NATS. UNJUDGED_PRESET leaves no verdict."""
+    """Adds the last columns: EXPLANATION, HOLM, CLAIM_NATS. Clears verdicts of UNJUDGED_PRESET."""
     if preset == UNJUDGED_PRESET:
         judged = claims.columns.intersection(["verdict", EXPLANATION, NATS_VERDICT])
         claims = claims.assign(**dict.fromkeys(judged, ""))
@@ -534,16 +535,17 @@ def conclude(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
 
 
 def in_family(claims: pd.DataFrame) -> pd.Series:
-    """Tells which claims are in Holm's family: their verdict rests on an interval."""
+    """Tells which claims are in Holm's family, which are those judged by an interval."""
     return claims["verdict"].isin(ALWAYS_COUNTED) & claims["low"].notna()
 
 
 def _correct_verdicts(claims: pd.DataFrame) -> pd.Series:
     """Returns the verdicts corrected for the number of claims. Source: Holm (1979).
 
-    At most one family in twenty has a false "agree", and at most one a false "disagree". A claim
-    passes level j if its interval at `level_factors` lies on its side. The k-th strongest of n
-    keeps its verdict if it and all stronger claims pass level n + 1 - k.
+    At most one family in twenty has a false "agree", and at most one in twenty a false "disagree".
+    A claim passes level j if its interval, widened by `level_factors`, lies on the side of the
+    verdict. The k-th strongest of n keeps its verdict if it and all stronger claims pass level n +
+    1 - k.
     """
     verdicts = claims["verdict"].mask(claims["verdict"].str.endswith(NO_INTERVAL), CANNOT_TELL)
     family = claims[in_family(claims)]

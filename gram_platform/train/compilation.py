@@ -20,10 +20,10 @@ Result = TypeVar("Result")
 class Compilation:
     """Compiles functions until compiling fails. Then all run uncompiled, with one warning.
 
-    A function must be pure, because it is called again after a failure, and then raises its own
-    errors. Functions that ran compiled earlier in the pass are recomputed compiled, because both
-    must save the same tensors. Each rank decides for itself, since compiled functions do not
-    communicate.
+    A function must be pure, because it is called again after a failure. This call raises the
+    function's own errors. Functions that ran compiled earlier in the pass are recomputed compiled,
+    because both runs must save the same tensors. Each rank decides for itself, since compiled
+    functions do not communicate.
     """
 
     def __init__(self, backend: str | Callable = "inductor"):
@@ -61,7 +61,7 @@ class Compilation:
     def attempt(
         self, compiled: Callable[..., Result], plain: Callable[..., Result], *inputs
     ) -> Result:
-        """Calls `compiled`, or `plain` after a failure. A lack of memory is raised."""
+        """Calls `compiled`, or `plain` after a failure. Out-of-memory errors are raised."""
         if self.has_failed and compiled not in self.used:
             return plain(*inputs)
         try:
@@ -112,10 +112,11 @@ def fuse_cross_entropy(
 ) -> Callable[[TargetLogits, int, Callable], Tensor]:
     """Returns a function that computes `objectives.cross_entropies`, up to rounding.
 
-    It takes a pass's logits, a number of losses and `plain`, and returns the losses, or `plain()`
-    if compiling fails. Two compiled functions, for losses and for the gradient, convert and scale
-    logits while they read them. On a GPU, they move at most 8 bytes for each logit of 2 bytes, for
-    three reads of the logit and one write of its gradient. Separate operations move 32 bytes.
+    The function takes a pass's logits, a number of losses and `plain`. It returns the losses, or
+    `plain()` if compiling fails. Two compiled functions, for losses and for the gradient, convert
+    and scale logits while they read them. On a GPU, they move at most 8 bytes for each logit of 2
+    bytes, for three reads of the logit and one write of its gradient. Separate operations move 32
+    bytes.
 
     Shapes: B sequences, T tokens, V vocabulary, N = B x T, M micro-batches of a pass.
     """

@@ -28,15 +28,18 @@ class Separator:
     end: int
 
     def places(self, sequences: np.ndarray) -> np.ndarray:
-        """Tells where a separator begins, as bool [num_sequences, seq_len + 2 - len(tokens)]."""
+        """Returns a mask of the positions where a separator begins.
+
+        The mask is bool [num_sequences, seq_len + 2 - len(tokens)].
+        """
         windows = np.lib.stride_tricks.sliding_window_view(sequences, len(self.tokens), axis=1)
         return (windows == np.array(self.tokens)).all(-1)
 
     def of_responses(self, sequences: np.ndarray) -> np.ndarray:
-        """Tells which targets belong to responses and their ends, as bool [num_sequences, seq_len].
+        """Returns a mask of the targets in responses and their ends, bool [num_sequences, seq_len].
 
-        A sequence begins inside a response if its first mark is the end of a document. Otherwise it
-        begins in a prompt.
+        A sequence begins inside a response if the end of a document comes before any separator.
+        Otherwise it begins in a prompt.
         """
         # 1 if a response begins after the token, -1 if a prompt does.
         begins = np.zeros(sequences.shape, dtype=np.int8)
@@ -84,9 +87,10 @@ class ScheduleReader:
     def weights(
         self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1
     ) -> tuple[Tensor, ...]:
-        """Returns a share's weights, float32 [micro_batch / num_ranks, seq_len]. () if all are 1.
+        """Returns the weights of a rank's share, float32 [micro_batch / num_ranks, seq_len].
 
         Prompts have weight 0 and all responses the same weight. The mean over all ranks is 1.
+        Returns () if all weights are 1.
         """
         if self.separator is None:
             return ()
@@ -147,7 +151,7 @@ def tokens_of(rows: np.ndarray, device: torch.device | str) -> Tensor:
 
 
 def on_device(tokens: Tensor, device: torch.device | str) -> Tensor:
-    """Copies tokens to a device. A copy to a GPU comes from pinned memory and does not wait."""
+    """Copies tokens to a device. Copies to a GPU are asynchronous, from pinned memory."""
     if torch.device(device).type == "cuda":
         tokens = tokens.pin_memory()
     return tokens.to(device, non_blocking=True)
@@ -174,8 +178,8 @@ def start_thread(name: str, target: Callable, *inputs: object) -> threading.Thre
 class Staging:
     """Copies tensors from a GPU on a side stream into pinned memory, which is reused.
 
-    Other tensors are copied at once. The copies are complete after `wait`, which any thread may
-    call, and are valid until the next `copy`.
+    Tensors that are not on a GPU are copied synchronously. The copies are complete after `wait`,
+    which any thread may call, and are valid until the next `copy`.
     """
 
     def __init__(self) -> None:

@@ -40,10 +40,10 @@ def domain_losses(
 ) -> dict[str, float]:
     """Returns each domain's mean cross entropy per token, in nats, over its first rows.
 
-    `active(domain)` returns the module weights for a domain's batches. All ranks must call this;
-    each measures every `num_ranks`th batch and gets all losses. The number of ranks changes no bit,
-    because a batch is never split. A rank without a batch repeats the last one, because ranks make
-    equally many passes.
+    `active(domain)` returns the module weights for a domain's batches. All ranks must call this.
+    Each rank measures every `num_ranks`th batch, and all ranks get all losses. The losses are the
+    same bits on any number of ranks, because a batch is never split. A rank without a batch repeats
+    the last batch, because all ranks must make equally many passes.
     """
     batches = _batches(learner.config.model, arrays, domains, num_sequences, learner.device)
     losses = [torch.zeros((), device=learner.device)] * len(batches)
@@ -59,9 +59,9 @@ def domain_losses(
 
 
 def validation_losses(learner: Learner, arrays: Arrays) -> dict[str, float]:
-    """Returns `domain_losses` at evaluation points: all modules active, weights gathered once.
+    """Returns the `domain_losses` of an evaluation point, with all modules active.
 
-    All ranks must call this.
+    Weights are gathered once. All ranks must call this.
     """
     points = learner.config.eval_points
     active = dict.fromkeys(learner.config.model.module_domains, 1.0)
@@ -73,11 +73,11 @@ def validation_losses(learner: Learner, arrays: Arrays) -> dict[str, float]:
 
 @torch.no_grad()
 def progress_losses(learner: Learner, arrays: Arrays, num_sequences: int) -> dict[str, float]:
-    """Returns `validation_losses` on each domain's first `num_sequences` rows, by small passes.
+    """Returns `validation_losses` on each domain's first `num_sequences` rows, in small passes.
 
-    It needs no more memory than training. A pass may have rows of several domains, as many as a
-    pass of training, and a sharded model gathers its weights as in training. All ranks must call
-    this.
+    This needs no more memory than training. A pass has at most as many rows as a training pass,
+    possibly of several domains. A sharded model gathers its weights as in training. All ranks must
+    call this.
     """
     config, active = learner.config, dict.fromkeys(learner.config.model.module_domains, 1.0)
     rows = np.concatenate([arrays[domain][:num_sequences] for domain in config.eval_points.domains])
@@ -104,7 +104,7 @@ def profile_losses(
     num_sequences: int,
     profiles: Sequence[Active],
 ) -> list[dict[str, float]]:
-    """Returns `domain_losses` of every profile, the same bits with one pass of the first trunk."""
+    """Returns every profile's `domain_losses`, bit for bit, with one pass of the first trunk."""
     batches = _batches(model.config, arrays, domains, num_sequences, model.device)
     losses: list[list[Tensor]] = [[] for _ in profiles]
     first, uncached = model.blocks[0], model.blocks[0].trunk
@@ -162,7 +162,7 @@ def _batches(
     num_sequences: int,
     device: torch.device | str,
 ) -> Batches:
-    """Lists the domains' first rows, `evaluation_batch` rows at a time; ValueError if too few."""
+    """Lists the domains' first rows in batches. Raises ValueError if a domain has too few rows."""
     require_sequences(arrays, domains, num_sequences)
     batch = evaluation_batch(config, device)
     starts = range(0, num_sequences, batch)
@@ -181,7 +181,7 @@ def _means(batches: Batches, losses: Sequence[float]) -> dict[str, float]:
 
 
 def uniforms(num_tokens: int, *names: object) -> Tensor:
-    """Draws float64 numbers [num_tokens] in [0, 1) on the CPU, which only depend on the names."""
+    """Draws float64 numbers [num_tokens] in [0, 1) on the CPU, which depend only on the names."""
     return torch.rand(num_tokens, generator=seed_generator(*names), dtype=torch.float64)
 
 
@@ -193,10 +193,10 @@ def sample_continuations(
     active: Mapping[str, float],
     temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Samples continuations of prompts: tokens_BC (int64) and surprisals_BC (float64) on the CPU.
+    """Returns sampled continuations (int64 tokens_BC, float64 surprisals_BC) on the CPU.
 
-    One uniform number draws a token. The surprisal is -log of the token's probability, in nats.
-    ValueError unless prompt and continuation fit into the model's context.
+    Each of `uniforms_BC` draws a token. The surprisal is -log of the token's probability, in nats.
+    Raises ValueError unless prompt and continuation fit into the model's context.
     """
     num_prompt, num_tokens = prompts_BP.shape[1], uniforms_BC.shape[1]
     # The model never reads the last token.
@@ -227,7 +227,7 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float = 1.0) -> tup
 
 
 class CachedAttention(nn.Module):
-    """Attends over the tokens of all calls so far: any number in the first, one in later ones.
+    """Attends over the tokens of all calls so far. Every call after the first has one token.
 
     Shapes as in `transformer.py`.
     """
@@ -243,7 +243,7 @@ class CachedAttention(nn.Module):
     ) -> Tensor:
         """Attends from x_BTD to all tokens so far.
 
-        With a mask, a second call needs rows of one document each.
+        Only the first call uses a mask. With a mask, a second call needs rows of one document each.
         """
         first = 0 if self.cache is None else self.cache[0].shape[2]
         q_BHTh, *new = self.attention.heads(x_BTD, rotary, first)
@@ -257,7 +257,7 @@ class CachedAttention(nn.Module):
 
 @contextlib.contextmanager
 def kv_cache(model: Transformer) -> Iterator[None]:
-    """Gives the model a cache of keys and values, so that each call continues the last one."""
+    """Context manager that caches keys and values, so that each call continues the last call."""
     uncached = {name: m for name, m in model.named_modules() if isinstance(m, Attention)}
     for name, attention in uncached.items():
         model.set_submodule(name, CachedAttention(attention))

@@ -71,10 +71,10 @@ class Learner:
 
         With `activation_checkpointing`, blocks keep only their inputs and recompute the rest in the
         backward pass, for less memory, more time and the same bits. `compiled` compiles blocks and
-        loss as long as that works. `num_passes` divides this process's sequences of a micro-batch,
-        for less memory. `num_merged` is the most micro-batches in a pass, for fewer and longer
-        products, and is 1 for misdirection. Both give the same gradient up to rounding, and one of
-        them is 1.
+        loss until compiling fails. To save memory, `num_passes` splits this process's sequences of
+        a micro-batch into passes. For fewer and larger products, up to `num_merged` micro-batches
+        share a pass, but only 1 for misdirection. One of the two is 1. Neither changes the gradient
+        except for rounding.
         """
         assert 1 in (num_passes, num_merged)
         self.config, self.num_passes, self.num_merged = config, num_passes, num_merged
@@ -128,13 +128,16 @@ class Learner:
         return Misdirection(self.config, self.model, frozen.model, frozen.forward)
 
     def _freeze(self, start: Mapping[str, Tensor | RowsOnDisk], model: ModelConfig) -> "Learner":
-        """Makes a learner of the start, or of its first layers, which never steps."""
+        """Makes a learner that never steps, with the start's weights in the layers of `model`."""
         config = replace(self.config, model=model, objective=Objective())
         return type(self)(config, self.device, start)
 
     @torch.no_grad()
     def teach(self, tokens_BT: Tensor, number: int) -> Sequence[Tensor | None]:
-        """Returns the teacher's logits, or None, for each of a pass's `number` micro-batches."""
+        """Returns the teacher's logits for each of a pass's `number` micro-batches.
+
+        The logits are None if there is no teacher.
+        """
         if self.teacher is None:
             return [None] * number
         return self.teacher.forward(tokens_BT, NO_MODULES).chunk(number)
@@ -173,14 +176,14 @@ class Learner:
     def backward(self, loss: Tensor, is_last: bool) -> None:
         """Adds the gradients of `loss` to the masters' gradients.
 
-        `is_last` marks the last pass before the gradients are used, which matters for ranks.
+        `is_last` marks the last pass before the gradients are used. Only `ShardedLearner` needs it.
         """
         loss.backward()
         for pairs in self._copies.values():
             add_gradients(pairs)
 
     def evaluating(self) -> contextlib.AbstractContextManager:
-        """Begins a block of forward passes without gradients. Ranks gather weights once for it."""
+        """Returns a context manager for forward passes. Ranks gather weights once in it."""
         return contextlib.nullcontext()
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
@@ -314,7 +317,7 @@ def starting_weights(
 
 
 def add_noise(config: RunConfig, name: str, piece: Piece) -> Piece:
-    """Replaces a share of a weight by noise, see `Objective`.
+    """Replaces a share of a weight by noise, as `Objective` describes.
 
     The noise is independent of the initial weights of the same seed.
     """

@@ -20,7 +20,7 @@ from gram_platform.model.transformer import NO_MODULES, Transformer
 def cross_entropy(
     logits_BTV: Tensor, targets_BT: Tensor, weights_BT: Tensor | None = None
 ) -> Tensor:
-    """Returns the mean next-token cross entropy in nats over B x T targets, times their weights."""
+    """Returns the mean over B x T targets of the weighted next-token cross entropy, in nats."""
     return cross_entropies(logits_BTV, targets_BT, weights_BT, 1).view(())
 
 
@@ -30,9 +30,9 @@ def cross_entropies(
     weights_BT: Tensor | None,
     num_losses: int,
 ) -> Tensor:
-    """Returns means over equally many sequences each: float32 [num_losses].
+    """Splits the batch into `num_losses` parts. Returns each part's mean, float32 [num_losses].
 
-    With weights all logits exist in float32 at once.
+    With weights, all logits exist in float32 at once.
     """
     if weights_BT is not None:
         losses_BT = token_cross_entropy(logits_BTV, targets_BT) * weights_BT
@@ -41,7 +41,7 @@ def cross_entropies(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Computes the gradient in the forward pass: all logits never exist in float32 at once."""
+    """Computes the gradient in the forward pass, so that few logits exist in float32 at once."""
 
     @staticmethod
     def forward(ctx, logits_NV: Tensor, targets_N: Tensor, num_losses: int) -> Tensor:
@@ -73,7 +73,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _fill(grad_NV: Tensor, logits_NV: Tensor, targets_N1: Tensor, divisor: int) -> Tensor:
-    """Fills `grad_NV` with (p - 1[target]) / divisor; returns losses_N1."""
+    """Fills `grad_NV` with (p - 1[target]) / divisor. Returns losses_N1."""
     log_p_NV = F.log_softmax(logits_NV, dim=-1, dtype=torch.float32)
     losses_N1 = -log_p_NV.gather(1, targets_N1)
     grad_NV.copy_(_subtract_targets(log_p_NV.exp_(), targets_N1, 1.0).div_(divisor))
@@ -81,7 +81,7 @@ def _fill(grad_NV: Tensor, logits_NV: Tensor, targets_N1: Tensor, divisor: int) 
 
 
 def _fill_in_place(grad_NV: Tensor, logits_NV: Tensor, targets_N1: Tensor, divisor: int) -> Tensor:
-    """Does the same in float32 in the gradient's memory, with one exponential."""
+    """Does the same as `_fill` for a float32 gradient, in its memory and with one exponential."""
     torch.sub(logits_NV, logits_NV.amax(dim=-1, keepdim=True), out=grad_NV)
     target_logits_N1 = grad_NV.gather(1, targets_N1)
     sums_N1 = grad_NV.exp_().sum(dim=-1, keepdim=True)
@@ -116,7 +116,7 @@ def sequence_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 def maxent_kl(logits_BTV: Tensor) -> Tensor:
     """Returns KL(uniform || p) averaged over tokens, in nats (code of Yuan et al. 2024).
 
-    This is mean(-log p) - log V: logits (2, 1, 0, -1) give 0.553895; the gradient of one token's
+    This is mean(-log p) - log V. Logits (2, 1, 0, -1) give 0.553895. The gradient of one token's
     logits is p - 1/V.
     """
     log_p = F.log_softmax(logits_BTV.float(), dim=-1)
@@ -126,7 +126,7 @@ def maxent_kl(logits_BTV: Tensor) -> Tensor:
 def maxent_entropy(logits_BTV: Tensor) -> Tensor:
     """Returns KL(p || uniform) averaged over tokens, in nats, which the paper minimises.
 
-    This is log V - H(p), where V counts the vocabulary's padding: logits (2, 1, 0, -1) give
+    This is log V - H(p), where V counts the vocabulary's padding. Logits (2, 1, 0, -1) give
     0.438757.
     """
     log_p = F.log_softmax(logits_BTV.float(), dim=-1)
@@ -138,7 +138,7 @@ MAXENT = {"maxent_kl": maxent_kl, "maxent_entropy": maxent_entropy}
 
 
 def distillation_kl(logits_BTV: Tensor, taught_BTV: Tensor) -> Tensor:
-    """Returns KL(p of the teacher's logits `taught` || p) averaged over tokens, in nats."""
+    """Returns KL(p of the teacher's logits `taught_BTV` || p) averaged over tokens, in nats."""
     log_p, log_taught = (
         F.log_softmax(logits.flatten(0, 1).float(), dim=-1) for logits in (logits_BTV, taught_BTV)
     )
@@ -163,11 +163,11 @@ def training_loss(
 ) -> Tensor:
     """Returns the loss that a micro-batch of `domain` minimises.
 
-    `activations` of misdirection are x and its target, `taught` the teacher's logits of
-    distillation. Unlearning is F(forget batch) + w R(retain
-    batch), where R is CE and F is ME or -CE, or both are the distance of activations from their
-    target. Both terms are doubled, because the loop divides each loss by the number of all
-    micro-batches, and only half of them have the term.
+    For misdirection, `activations` are x and its target. For distillation, `taught_BTV` are the
+    teacher's logits. Unlearning is F(forget batch) + w R(retain batch). R is the cross entropy, and
+    F the MaxEnt loss or minus the cross entropy. For misdirection, both are the distance of
+    activations from their target. Both terms are doubled, because the loop divides each loss by the
+    number of all micro-batches, and each term is in only half of them.
     """
     if objective.kind == "cross_entropy":
         return cross_entropy_loss
@@ -184,12 +184,12 @@ def training_loss(
 
 
 class Misdirection:
-    """Keeps what RMU compares: the output of a layer of the trained model, and its target.
+    """Holds what RMU compares: a layer's output in the trained model, and its target.
 
-    On forget domains the target is a fixed random vector of length `steering`, whose components are
-    drawn uniformly from [0, 1) by the seed, as the authors do. On others it is the layer's output
-    at the run's start. The parameters `above` the layer never train; their losses are only
-    reported, without a graph.
+    On forget domains the target is a fixed random vector of length `steering`. The seed draws its
+    components uniformly from [0, 1) before scaling, as the authors do. On other domains the target
+    is the layer's output at the run's start. The parameters `above` the layer never train. The
+    losses that they compute are only reported, without a graph.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class Misdirection:
         return x_BTD.detach()
 
     def activations(self, domain: str, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (x_BTD of the last forward pass, its target); the pass had these tokens."""
+        """Returns (x_BTD, its target) of the last forward pass, which had `tokens_BT`."""
         x_BTD = self.kept.pop("trained")
         if domain in self.objective.forget:
             return x_BTD, self.target_D

@@ -40,7 +40,7 @@ def set_learning_rate(optimizers: Mapping[str, torch.optim.AdamW], rate: float) 
 
 
 def make_optimizers(config: OptimizerConfig, sets: Sets) -> dict[str, torch.optim.AdamW]:
-    """Makes an AdamW for each set. Vectors decay only with `decay_vectors`."""
+    """Makes an AdamW for each set. Weight decay applies to vectors only with `decay_vectors`."""
     return {name: _adamw(config, list(parameters.values())) for name, parameters in sets.items()}
 
 
@@ -113,7 +113,7 @@ def _norms(groups: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
 
 
 def _tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns the norm of every tensor, for sharded tensors over the ranks that share a copy."""
+    """Returns the norm of every tensor. For sharded tensors, sums over the ranks of one copy."""
     norms = torch.stack(torch._foreach_norm(_locals(tensors)))
     if not _is_sharded(tensors[0]):
         return norms

@@ -1,11 +1,11 @@
 """Trains a run on several ranks: FSDP2 with gradient routing.
 
 The embedding, blocks, and the last norm with the head are sharded separately. So are large
-auxiliary MLPs (`Sharing.own_groups`), which are not gathered while inactive; small ones stay in
-their block's group, for fewer collectives. All ranks have the same routes and split each
+auxiliary MLPs (`Sharing.own_groups`), which are not gathered while inactive. Small auxiliary MLPs
+stay in their block's group, for fewer collectives. All ranks have the same routes and split each
 micro-batch's sequences. Gradients are reduced in float32, once a window or in every pass, as
-`config.layout` decides. Comments say where another order of calls would train wrongly without an
-error.
+`config.layout` decides. Comments mark calls whose order matters because another order would give
+wrong gradients without an error.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ def rank_mesh(device: str, shards: int) -> DeviceMesh:
 
 
 class ShardedLearner(Learner):
-    """One rank's part of a run; needs an initialised process group.
+    """One rank's part of a run. Needs an initialised process group.
 
     Ranks must call methods in the same order.
     """
@@ -85,12 +85,12 @@ class ShardedLearner(Learner):
             fully_shard(group, mesh=self.mesh, mp_policy=policy)
 
     def _set_reshard_after_forward(self, is_wanted: bool) -> None:
-        """Sets whether weights are freed after a forward pass; the head's stay for its backward."""
+        """Sets whether weights are freed after a forward pass. The head's never are."""
         self.model.set_reshard_after_forward(is_wanted)
         self.model.lm_head.set_reshard_after_forward(False)
 
     def _warm_up(self) -> None:
-        """Runs a forward pass with all trainable: frozen groups never learn their reduce dtype."""
+        """Runs a pass with all weights trainable. A frozen group would never get a reduce dtype."""
         for parameter in self.model.parameters():
             parameter.requires_grad_(True)
         self._trained = None
@@ -108,7 +108,7 @@ class ShardedLearner(Learner):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Keeps all weights gathered: between steps there are no gradients and activations."""
+        """Context manager that keeps all weights gathered, for use between steps."""
         self._set_reshard_after_forward(False)
         self._is_evaluating = True
         try:
@@ -133,34 +133,34 @@ class ShardedLearner(Learner):
                 module.reshard()
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
-        """Accumulates full gradients on each rank, or its rows if every pass is reduced.
+        """Accumulates full gradients on each rank, which the window's last pass reduces.
 
-        The window's last pass reduces them, and reshards all weights. The root's final callback
-        also reduces sets that took no part in it.
+        If every pass is reduced, each rank accumulates only its rows. The last pass reshards all
+        weights. The root's final callback also reduces sets that took no part in the last pass.
         """
         self.model.set_requires_gradient_sync(is_last or self.sharing.reduces_every_pass)
         self.model.set_reshard_after_backward(is_last or not self.sharing.keeps_gathered)
         loss.backward()
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """Adds by one all-reduce; may change `values`."""
+        """Sums over ranks by one all-reduce, which may change `values`."""
         total = values.to(self.device)
         dist.all_reduce(total)
         return total
 
     def mean_over_ranks(self, values: Tensor) -> Tensor:
-        """Averages by one all-reduce; returns the means on the CPU."""
+        """Averages over ranks by one all-reduce. Returns the means on the CPU."""
         return (self.sum_over_ranks(values) / self.num_ranks).cpu()
 
     def weights(self) -> dict[str, Tensor]:
-        """Gathers the full weights one by one; returns them on rank 0's CPU, {} on other ranks."""
+        """Gathers the full weights one by one to rank 0's CPU. Other ranks get {}."""
         each, is_first = self.each_weight(), self.rank == 0
         return {name: full.to("cpu", copy=True) for name, full in each if is_first}
 
     def each_weight(self) -> Iterator[tuple[str, Tensor]]:
         """Yields (name, full weight), sorted by name.
 
-        Every rank must take all of them, because each one is an all-gather.
+        Every rank must take all weights, because each weight is an all-gather.
         """
         for name in sorted(self.masters):
             yield name, self.masters[name].detach().full_tensor()
@@ -174,7 +174,7 @@ class ShardedLearner(Learner):
 
     @property
     def has_first_copy(self) -> bool:
-        """Whether this rank has rows of the first copy of the weights; other copies are equal."""
+        """Whether this rank has rows of the first copy of the weights. Other copies are equal."""
         return self.mesh.ndim == 1 or self.mesh.get_local_rank(0) == 0
 
     def _local(self, value: Tensor) -> Tensor:

@@ -41,9 +41,9 @@ def surface_figure(
     """Draws the cells and minima of one size over the contours of the pooled fit, on log axes.
 
     The frames come from `lr_grid`. If cells have a `url`, a click on a cell opens it. The minimum
-    of all seeds is a star, whose bars span predicted losses within 0.1% of the minimum. The minimum
-    of each seed is a small diamond. If the pooled fit has no minimum, a ring marks the best cell.
-    Cells with a diverged seed are crosses, and the fit leaves them out.
+    of all seeds is a star. Its bars span where the predicted loss is within 0.1% of the minimum.
+    The minimum of each seed is a small diamond. If the pooled fit has no minimum, a ring marks the
+    best cell. Cells with a diverged seed are crosses, and the fit leaves them out.
     """
     of_size, minima = cells[cells["size"] == size], optima[optima["size"] == size]
     figure = go.Figure()
@@ -73,9 +73,10 @@ def law_figure(
 ) -> go.Figure:
     """Draws the optima of `quantity` (lr or batch) against parameters on log axes, and their law.
 
-    Bars span predicted losses within 0.1% of the minimum. Hollow optima lie at the edge of their
-    grid. The band is the law's 90% interval over seeds. The dashed line is the paper's law. A law
-    that does not predict at these sizes has no line. If our law has none, the title says why.
+    Bars span where the predicted loss is within 0.1% of the minimum. Hollow optima lie at the edge
+    of their grid. The band is the law's 90% interval over seeds. The dashed line is the paper's
+    law. A law that does not predict at these sizes has no line. If the optima give no law, the
+    title says why.
     """
     line = lines[lines["quantity"] == quantity]
     law = laws[laws["quantity"] == quantity].iloc[0]

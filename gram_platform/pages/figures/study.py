@@ -104,9 +104,9 @@ def scaling_figure(
 ) -> go.Figure:
     """Draws one class at one profile against the number of parameters, on a log axis.
 
-    `parameters` gives the count of each size. `published` is a table like `table`. Its rows for the
-    methods of `table` are thin lines with hollow markers. A method without the profile or the class
-    has no line.
+    `parameters` gives the count of each size. `published` has the columns of `table`. Its rows for
+    methods that `table` also has are drawn as thin lines with hollow markers. A method without the
+    profile or the class has no line.
     """
     if published is None:
         published = table.iloc[:0]
@@ -135,7 +135,7 @@ def class_table(rows: pd.DataFrame, value: str) -> pd.DataFrame:
 
 
 def class_means(*frames: pd.DataFrame) -> np.ndarray:
-    """Returns the means of all classes, whose figures share one scale."""
+    """Returns the means of all classes, which set the common scale of the classes' figures."""
     return pd.concat(frames)[list(CLASS_TITLES)].to_numpy(float).ravel()
 
 

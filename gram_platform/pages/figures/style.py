@@ -213,7 +213,7 @@ def _short(count: float) -> str:
 def add_band(
     figure: go.Figure, x, low, high, style: Style, opacity: float = 0.18, group: str = ""
 ) -> None:
-    """Fills the area from `low` to `high`. The legend hides it with the series of `style`."""
+    """Fills the area from `low` to `high`. The legend toggles it with the series of `style`."""
     figure.add_scatter(
         x=[*x, *x[::-1]],
         y=[*high, *low[::-1]],
@@ -230,7 +230,7 @@ def add_band(
 def add_line(
     figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, hover: dict | None = None
 ) -> None:
-    """Adds a line of column `y` with a band of its intervals, or an error bar for a single one."""
+    """Adds a line of column `y`. Its intervals are a band, and a single interval an error bar."""
     low, high = rows[f"{y}_low"], rows[f"{y}_high"]
     is_sure = low.notna() & high.notna()
     has_band = is_sure.sum() > 1
@@ -252,7 +252,7 @@ def add_line(
 
 
 def add_points(figure: go.Figure, places: Iterable, points: Iterable[tuple], colour: str) -> None:
-    """Marks both values at each place with two seeds, since two seeds have no interval."""
+    """Marks the values of both seeds where there are two, since two seeds have no interval."""
     pairs = [(at, value) for at, pair in zip(places, points, strict=True) for value in pair]
     if pairs:
         marker = {"symbol": "circle-open", "size": 5, "color": colour}
@@ -308,7 +308,7 @@ def ratio_axis(figure: go.Figure, means: Iterable[float]) -> None:
 
 
 def cut_intervals(figure: go.Figure, axis: str, span: Sequence[float]) -> None:
-    """Cuts intervals at the ends of an axis, with an arrow whose hover has the true end."""
+    """Cuts intervals at the ends of an axis. Arrows there show the true ends on hover."""
     other = "yx"["xy".index(axis)]
     for trace in figure.data:
         error, middle = trace[f"error_{axis}"], np.array(trace[axis], float)

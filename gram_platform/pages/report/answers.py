@@ -1,4 +1,4 @@
-"""Answers a study's question in sentences, and names missing values and the sizes of errors."""
+"""Answers a study's question in sentences, and reports missing values and errors."""
 
 import math
 import re
@@ -138,9 +138,9 @@ def error_text(interval: Interval, unit: float) -> str:
 
 
 def headline_rows(study: Results) -> pd.DataFrame:
-    """Selects the rows of the two main methods at the main profile and at one size and variant.
+    """Selects the two main methods' rows at the main profile, at one size and variant.
 
-    A size and variant with ratios of both methods comes first, then one with intervals, then the
+    The choice prefers a size and variant with ratios of both methods, then more intervals, then the
     largest size, then the last variant.
     """
     table = study.table if VARIANT in study.table else study.table.assign(**{VARIANT: ""})

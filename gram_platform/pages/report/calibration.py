@@ -54,7 +54,7 @@ STYLES = {
 def read_calibration(
     record: StudyRecord, store: Store, frames: Frames | None = None
 ) -> Results | None:
-    """Reads results as `read_results` does, and adds the errors. Returns None without any error."""
+    """Adds calibration errors to the result of `read_results`. Returns None if there are none."""
     results = read_results(record, store, frames)
     if results is None:
         return None

@@ -67,7 +67,7 @@ def claim_sections(study: Results) -> list[Section]:
 def verdict_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[Section]:
     """Shows verdicts, then differences. Returns [] without claims.
 
-    The rule of the verdicts and `note` are folded above the verdicts.
+    A collapsed block above the verdicts has the rule of the verdicts and `note`.
     """
     if claims.empty:
         return []
@@ -91,8 +91,9 @@ def verdict_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[
 def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
     """Makes a table with a row for each claim, profile and variant, and a column for each size.
 
-    Claims that compare sizes have their verdict in the column OVER_SIZES. A study without sizes has
-    a column `verdict`. Several profiles come last, since a phone shows only the first columns.
+    Verdicts on claims that compare sizes are in the column OVER_SIZES. A study without sizes has a
+    column `verdict`. If there are several profiles, they are the last column, since a phone shows
+    only the first columns.
     """
     names = list(select_columns(claims, ("claim", PROFILE, VARIANT)))
     texts = list(select_columns(claims, ("published", EXPLANATION)))

@@ -92,10 +92,10 @@ class TokenResults:
 def read_tokens(
     record: StudyRecord, store: Store, frames: Frames | None = None
 ) -> TokenResults | None:
-    """Analyses the stored token losses. Returns None while no baseline has any.
+    """Analyses the stored token losses. Returns None until a baseline has token losses.
 
-    The states of runs come from `frames`, or without `frames` from the storage. Token losses always
-    come from the storage.
+    The states of runs come from `frames`, or from the storage if `frames` is None. Token losses
+    always come from the storage.
     """
     views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
     done = {e["id"] for e in views if store.evaluation(e["id"]).result() is not None}
@@ -199,9 +199,9 @@ def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
 
 
 def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
-    """Draws a bar of `value`, a key of TITLES, for each method: a mean over profiles and domains.
+    """Draws a bar for each method and class: the mean of `value` over profiles and domains.
 
-    Retained domains have hatched bars. The dotted line is the control.
+    `value` is a key of TITLES. Retained domains have hatched bars. The dotted line is the control.
     """
     means = table[(table["profile"] == MEAN) & (table["size"] == size) & table[value].notna()]
     figure = go.Figure()
@@ -273,7 +273,10 @@ def _load(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
 
 
 def _load_control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[MeasuredTokens]:
-    """Loads the next seed's baseline as the control of a seed, or [] if there is no other seed."""
+    """Loads the next seed's baseline as the control of `seed`.
+
+    Returns [] unless `seed` and another seed have a baseline.
+    """
     baselines = {entry["tags"]["seed"]: entry for entry in of_size if _is_baseline(entry)}
     seeds = list(baselines)
     if seed not in seeds or len(seeds) < 2:
@@ -285,7 +288,7 @@ def _load_control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[M
 def _shade_texts(
     store: Store, eval_id: str, measured: Sequence[MeasuredTokens], baseline: MeasuredTokens
 ) -> tuple[ShadedText, ...]:
-    """Shades the chosen texts, or else the beginning of every domain's first validation sequence.
+    """Shades the chosen texts, by default the beginning of each domain's first validation sequence.
 
     Each text has a row for the profiles core and core+domain of every method. The model that is
     filtered to core sets the scale.

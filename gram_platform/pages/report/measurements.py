@@ -138,7 +138,7 @@ MEASUREMENTS = Table(
 def read_or_lost(
     record: StudyRecord, store: Store, tracker: Tracker, done: Collection[str]
 ) -> tuple[Any, Sequence[str]]:
-    """Returns (results or None, a line for each part of the results that the storage has lost).
+    """Returns (results or None, lost). `lost` has a line for each part that is lost.
 
     `done` has the ids of the nodes that are done.
     """

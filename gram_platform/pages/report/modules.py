@@ -130,9 +130,9 @@ def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
 
 
 def composing_sections(study: Results) -> list[Section]:
-    """Shows core and retain against the number of active modules, and how far both drop.
+    """Shows core and retain against the number of active modules, and how far each class drops.
 
-    Returns [] for studies that do not vary this number.
+    Returns [] for studies that do not vary the number of active modules.
     """
     if study.by_number is None or study.by_number.empty:
         return []

@@ -210,7 +210,10 @@ def _figure_json(figure: go.Figure) -> Markup:
 
 
 def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
-    """Returns heads as (CSS class, name), and rows of cells as (CSS class, text, address or "")."""
+    """Returns (heads, rows of cells).
+
+    A head is (CSS class, name). A cell is (CSS class, text, address or "").
+    """
     table = label_methods(table)
     heads, cells = [], []
     for name in table.columns:

@@ -51,7 +51,7 @@ def read_samples(
 ) -> SampleResults | None:
     """Reads every stored continuation. Returns None if there is none.
 
-    The states of runs come from `frames`, or without `frames` from the storage.
+    The states of runs come from `frames`, or from the storage if `frames` is None.
     """
     views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
     results = {entry["id"]: store.evaluation(entry["id"]).result() for entry in views}

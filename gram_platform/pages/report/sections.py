@@ -91,7 +91,7 @@ FEW = 10
 def scaling_sections(study: Results) -> list[Section]:
     """Shows compute ratio against model size.
 
-    Returns [] for a single size if `aggregate_sections` shows the same ratios as bars.
+    Returns [] if there is only one size and `aggregate_sections` shows its ratios as bars.
     """
     table, profile = study.table, study.main_profile
     if len(set(table["size"])) == 1 and _find_mean_sizes(table):
@@ -206,7 +206,7 @@ def paper_sections(study: Results) -> list[Section]:
 
 
 def curve_sections(study: Results) -> list[Section]:
-    """Shows the baselines' learning curves. A study with variants has many, so they are folded."""
+    """Shows the baselines' learning curves. They are collapsed in a study with variants."""
     figures = curve_figures(study)
     shown, folded = ({}, figures) if study.record.varies else (figures, {})
     text = (
@@ -218,7 +218,10 @@ def curve_sections(study: Results) -> list[Section]:
 
 
 def curve_figures(study: Results) -> dict[str, go.Figure]:
-    """Draws the curves of each size, variant and separately fitted seed, without repeated fits."""
+    """Draws learning curves and fits by size, variant and, if fitted separately, seed.
+
+    Variants with equal fits share a figure.
+    """
     all_fits, figures, seen = study.analysis.fits, {}, set()
     names = [name for name in ("size", VARIANT, "seed") if name in all_fits]
     for key, fits in all_fits.groupby(names, sort=False):
@@ -268,7 +271,7 @@ def recovery_sections(study: Results) -> list[Section]:
 
 
 def attack_sections(study: Results) -> list[Section]:
-    """Lists the attacks in a folded table, since there are hundreds."""
+    """Lists the attacks in a collapsed table, since there are hundreds."""
     attacks = readable_attacks(study.runs)
     text = f"{ATTACKS} {_progress(study.runs[is_attack(study.runs)])}"
     return [Section("Attacks", text, table=attacks)] if len(attacks) else []
@@ -346,7 +349,10 @@ def study_page(record: StudyRecord, study: Results, tracker: Tracker | None) -> 
 
 
 def report_sections(study: Results) -> tuple[list[Section], list[Section]]:
-    """Returns (sections that answer the question, all others). The set-up comes between them."""
+    """Returns (sections that answer the question, all other sections).
+
+    The page shows the set-up between the two.
+    """
     if study.record.varies:
         main, others = _variant_sections(study), _domain_sections(study)
     else:

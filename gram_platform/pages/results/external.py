@@ -121,7 +121,10 @@ def read_external(folder: str | Path) -> External:
 
 
 def parameters_of(size: str) -> float:
-    """Returns the parameters of a known size, otherwise the number in the size's name, or NaN."""
+    """Returns the parameters of a known size. For other sizes, takes the number in the name.
+
+    Returns NaN if the name has no number.
+    """
     if size in KNOWN_SIZES:
         return total_parameters(KNOWN_SIZES[size].dense())
     is_other, number, _ = size_key(size)
@@ -273,7 +276,7 @@ def _read_names(cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
 
 
 def _spell_number(name: str) -> str:
-    """Spells equal numbers in the same way, since both files name variants and sizes.
+    """Spells equal numbers equally, so that variants and sizes match between the files.
 
     0.50 becomes 0.5, and 64.0 and 6.4e1 become 64. Other names do not change.
     """

@@ -134,8 +134,8 @@ def entries_of(nodes: Iterable[Node]) -> tuple[Entry, ...]:
 def tags_frame(entries: Iterable[Mapping], kind: str, view: Sequence[str] = VIEW) -> pd.DataFrame:
     """Makes a frame of the entries of one kind, which is run, attack or evaluation.
 
-    The columns are `id`, the names in `view`, `retained` and `elicited`. A missing tag is "".
-    Attacks do not count as runs.
+    The columns are `id`, then the names that `view` lists, then `retained` and `elicited`. A
+    missing tag is "". Attacks do not count as runs.
     """
     of_kind = [e for e in entries if ("attack" if ELICITED in e["tags"] else e["kind"]) == kind]
     rows = [{"retained": "", ELICITED: "", **entry["tags"], "id": entry["id"]} for entry in of_kind]
@@ -228,9 +228,9 @@ def study_log(
     lines: Sequence[Line],
     ratios: Mapping[str, Mapping[str, float]],
 ) -> StudyLog:
-    """Collects what MLflow gets of a study: `files` and study.json, figures, and metrics.
+    """Collects what a study logs to MLflow: `files` and study.json, figures, lines and metrics.
 
-    MLflow also draws the `lines`. `ratios` are {evaluation id: metrics}.
+    MLflow draws the `lines`. `ratios` are {evaluation id: metrics}.
     """
     files = {**files, STUDY_FILE: record.to_json()}
     is_drawn = any(line.tags["profile"] == record.profile for line in lines)
@@ -269,19 +269,19 @@ def write_or_log(
 def with_links(
     runs: pd.DataFrame, failures: Mapping[str, str], links: Mapping[str, str]
 ) -> pd.DataFrame:
-    """Adds the column `run_id_url` from `links` and `error` from `failures`, both by node id."""
+    """Adds `run_id`, `run_id_url` (from `links`) and `error` (from `failures`), by node id."""
     errors = [failures.get(node_id, "") for node_id in runs["id"]]
     return runs.assign(run_id_url=runs["id"].map(links), run_id=runs["id"], error=errors)
 
 
 def mlflow_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> dict[str, str]:
-    """Returns {node id: address in MLflow}. For a database, addresses begin with `pages`."""
+    """Returns {node id: MLflow address}. If MLflow is a database, addresses begin with `pages`."""
     runs = {} if tracker is None else tracker.runs()
     return {node_id: tracker.run_url(run.info.run_id, pages) for (_, node_id), run in runs.items()}
 
 
 def run_links(tracker: Tracker | None) -> tuple[dict[str, str], str]:
-    """Returns the links to MLflow, and a sentence that says what they need or why none exist."""
+    """Returns (links, note). The note says how to open the links to MLflow, or why none exist."""
     why = "no server was named, and the storage has no database"
     if tracker is not None:
         try:

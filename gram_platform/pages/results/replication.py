@@ -1,6 +1,6 @@
 """Analyses losses that were measured elsewhere in the same way as the platform's own studies.
 
-What the losses do not say about a study is declared by its name or in studies.json.
+Facts that the losses do not show come from a study's known declaration or from studies.json.
 """
 
 import json
@@ -117,7 +117,7 @@ def declarations(external: External) -> dict[str, Declaration]:
 
 
 def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
-    """Returns the known declaration of a study, changed by the fields `given` in studies.json."""
+    """Returns the known declaration of a study. The fields `given` in studies.json override it."""
     known = read_known_studies().get(name, Declaration(name))
     if name in CLAIMS and not known.compare_with:
         known = replace(known, compare_with=name)
@@ -161,9 +161,10 @@ class BaselineRules:
     def of(self, study: str, size: str, variant: str) -> Baseline:
         """Returns the baseline that a variant is compared with.
 
-        It is the unit's baseline, otherwise the variant's, otherwise a baseline without a variant,
-        otherwise the only one. A study without baselines at a size borrows them from another study.
-        Raises ValueError if there are none, or several to choose from.
+        The first of these that exists is used: the unit's baseline, the variant's baseline, a
+        baseline without a variant, the only baseline. If a study has no baselines at a size,
+        another study's are used. Raises ValueError if there are no baselines, or if the choice is
+        ambiguous.
         """
         source = study if self._variants(self.losses, study, size) else self._lender(study, size)
         options = self._variants(self.losses, source, size)
@@ -182,7 +183,7 @@ class BaselineRules:
         return Baseline(source, losses, curves, curves_from)
 
     def unit(self, study: str, size: str) -> str:
-        """Returns the declared unit, or the only variant whose name contains it, or ""."""
+        """Returns the declared unit, or the only variant whose name contains the unit, or ""."""
         unit, options = self.declared[study].unit, self._variants(self.losses, study, size)
         similar = [option for option in options if unit and unit in option]
         return unit if unit in options else similar[0] if len(similar) == 1 else ""
@@ -204,10 +205,10 @@ class BaselineRules:
     def _curves(
         self, study: str, size: str, variant: str, losses: pd.DataFrame
     ) -> tuple[str, pd.DataFrame]:
-        """Returns (study, curves) of a baseline. The curves are empty if there are none.
+        """Returns (study that has the curves, curves) of a baseline. Without curves they are empty.
 
-        The variant's curves come first, then curves without a variant if they are unambiguous, then
-        the curves of another study's baseline with equal losses.
+        The first of these that exist are used: the variant's curves, other curves of the study if
+        they are unambiguous, the curves of another study's baseline with equal losses.
         """
         is_only = len(self._variants(self.losses, study, size)) == 1
         options = self._variants(self.curves, study, size)
@@ -298,9 +299,9 @@ def _prepare(
 
 
 def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
-    """Computes the tables and claims of a study, with the published table if `is_beside`.
+    """Computes the tables and claims of a study. `is_beside` adds the published table.
 
-    The intervals take the fitted curve as exact, as the published intervals do.
+    The intervals treat the fitted curve as exact, as the published intervals do.
     """
     record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=NO_NOTES.columns)
     analysis = analyse_study(record, prepared.losses, CURVE_FIXED)

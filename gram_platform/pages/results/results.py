@@ -62,9 +62,9 @@ from gram_platform.tracking.views import RATIO, Line
 def read_results(
     record: StudyRecord, store: Store | None, frames: Frames | None = None
 ) -> Results | None:
-    """Analyses every complete node. Returns None without an evaluation or a baseline's curve.
+    """Analyses every complete node. Returns None if no evaluation or no baseline's curve exists.
 
-    Without `frames` it reads the storage. Without a store there are no shares of modules.
+    Without `frames`, the storage is read. Without `store`, shares of modules are left out.
     """
     if frames is None:
         frames = store_frames(store, record.ids, record.curve_runs)
@@ -95,9 +95,9 @@ def read_results(
 def lost_rows(
     record: StudyRecord, store: Store, results: Results | None, done: Collection[str]
 ) -> list[str]:
-    """Names the `done` nodes whose files are lost or damaged, and says how to make them again.
+    """Names the `done` nodes whose files are lost or damaged, and says how to restore the files.
 
-    Submitting the study again does not execute these nodes. A curve that MLflow still has is not
+    Submitting the study again does not run these nodes again. A curve that MLflow still has is not
     lost.
     """
     entries = {e["id"]: e for e in record.entries if e["id"] in done}
@@ -130,12 +130,12 @@ def analyse_study(record: StudyRecord, losses: StudyLosses, intervals: str = JAC
 
 
 def judge_study(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
-    """Judges the published claims about a study, with their verdicts on the published numbers.
+    """Judges the published claims about a study, and adds verdicts on the published numbers.
 
-    The profile is the record's even if the table lacks it, because it must be chosen before there
-    are data. A study that no claim of the paper is about is judged on retain above forget, as means
-    over profiles. Numbers measured elsewhere are judged over seeds only, since their unit's error
-    is not known.
+    The profile is the record's even if the table lacks it, because the profile must be chosen
+    before there are data. A study without claims of the paper is judged on whether retain is above
+    forget, as means over profiles. Numbers measured elsewhere are judged over seeds only, since the
+    error of their unit is not known.
     """
     errors = errors_by_class(record.unit_errors) if record.preset else None
     if (study := record.compare_with) in CLAIMS:
@@ -203,7 +203,7 @@ class Brief(NamedTuple):
 def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief:
     """Summarises the means over profiles and the compared profile.
 
-    The column of a single size or variant is left out.
+    If there is only one size, the column of sizes is left out. The same holds for variants.
     """
     table, text, tables = results.analysis.table, interval_text if is_wide else short_text, {}
     for profile in dict.fromkeys((MEAN, results.main_profile)) if len(table) else ():
@@ -221,7 +221,7 @@ def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief
 def with_values(
     frame: pd.DataFrame, names: Iterable[str], text: Callable[..., str]
 ) -> dict[str, list[str]]:
-    """Writes the columns `names` that have any value, and their intervals, by `text`."""
+    """Returns {name: texts} of the columns that have values. `text` writes values and intervals."""
     return {n: interval_texts(frame, n, text) for n in names if frame[n].notna().any()}
 
 
@@ -273,7 +273,8 @@ def ratio_lines(results: Results) -> list[Line]:
 def seed_ratios(results: Results) -> dict[str, dict[str, float]]:
     """Returns the metrics of each evaluation as {evaluation id: {metric: value}}.
 
-    `ratio/<class>` is a mean compute ratio. `steps_to_50/<domain>` and similar are about an attack.
+    `ratio/<class>` is the mean compute ratio of a class. `steps_to_50/<domain>` and the like say
+    how fast an attack recovers a domain.
     """
     views = results.record.tags("evaluation")
     names = [name for name in (VARIANT, *VIEW) if name in views]

@@ -44,7 +44,7 @@ MLFLOW_PARAMS = ("search_id", "preset", "data_id")
 def trials_log(
     name: str, params: Mapping[str, str], trials: bytes, columns: TrialColumns
 ) -> StudyLog:
-    """Collects what MLflow gets of a `trials.csv`: trials, saved views and tags of runs."""
+    """Collects what MLflow shows of a `trials.csv`: trials, saved views and tags of runs."""
     # Ids may look like numbers.
     texts = dict.fromkeys([SEARCH, TRIAL, RUNS, *columns.groups], "str")
     frame, identity = pd.read_csv(io.BytesIO(trials), dtype=texts), study_id(name, params)
@@ -99,7 +99,7 @@ def _short(name: str, value: object) -> str:
 
 
 def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
-    """Returns {run id: {tag of a search: the trials that use the run}} of a `trials.csv`."""
+    """Returns {run id: {search tag: trials}}, the trials of a `trials.csv` that use each run."""
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     frame = pd.read_csv(io.BytesIO(trials), dtype="str", keep_default_na=False)
     for search, trial, runs in frame[[SEARCH, TRIAL, RUNS]].itertuples(index=False):
@@ -112,7 +112,10 @@ def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
 
 
 def sync_trials(store: Store, tracker: Tracker) -> int:
-    """Sends all searches' trials to MLflow, returns their number, and warns of damaged files."""
+    """Sends the trials of all searches to MLflow. Returns the number of trials.
+
+    Warns of damaged files.
+    """
     num_trials = 0
     for name in store.list_studies():
         folder = store.study_dir(name)
