@@ -152,7 +152,6 @@ def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
 def _require_values(
     trials: pd.DataFrame, names: Sequence[str], field: Callable[[Any, str], str]
 ) -> None:
-    """Raises ValueError for the first row without a usable value in `names` or `state`."""
     for name in names:
         rows = trials[trials[STATE] == State.COMPLETE] if name.startswith("loss") else trials
         if name in ("size", "seed"):

@@ -226,7 +226,6 @@ def rate_attacks(
 
 
 def _unknown(rows: pd.DataFrame, why: str) -> Notes:
-    """Makes one note per view for all seeds, to avoid hundreds of notes on an unfinished study."""
     notes = []
     for key, group in rows.groupby(ROW, sort=False):
         of_seeds = group.groupby("seed")["domain"]

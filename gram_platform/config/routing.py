@@ -129,11 +129,9 @@ class Schedule:
         self._beside = self._draw_companions()
 
     def _hash_units(self, name: str) -> np.ndarray:
-        """Hashes each unit to a random number, uint64 [num_units]."""
         return hash_counters(hash_key(self.config.seed, name), self._units)
 
     def _draw(self, name: str, probability: float | np.ndarray) -> np.ndarray:
-        """Draws for each unit whether an event happens, bool [num_units]."""
         return uniforms(hash_key(self.config.seed, name), self._units) < probability
 
     def _draw_companions(self) -> np.ndarray:

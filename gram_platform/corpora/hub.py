@@ -257,7 +257,6 @@ def _write_part(
 
 
 def _load_state(folder: Path) -> dict:
-    """Reads the state of a fetch after its last part. A damaged state counts as absent."""
     with contextlib.suppress(OSError, ValueError):
         state = parse_json((folder / "state.json").read_text(), RowState)
         names = [part["name"] for part in state["parts"]]

@@ -148,7 +148,6 @@ def _collect(
     bytes_of_label: Mapping[str, int],
     progress: Progress,
 ) -> Iterator[Document]:
-    """Yields distinct documents, label by label, until each label has enough bytes."""
     seen = set()
     done, total = 0, sum(bytes_of_label.values())
     for label, most in bytes_of_label.items():

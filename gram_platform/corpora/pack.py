@@ -165,7 +165,6 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
 
 
 def _sum_unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, dict]:
-    """Sums lost text by domain. Raises ValueError if the tokenizer lost most of a domain's text."""
     lost, found = [counts_of(folder).get("lost", {}) for folder in folders], {}
     for domain in recipe.pools:
         counts = np.sum([part.get(domain, (0,) * len(LOST)) for part in lost], axis=0)

@@ -169,5 +169,4 @@ def _from_url(url: str) -> HubCorpus:
 
 
 def _unquote(value: str) -> str:
-    """Replaces each %XX by its byte, so that a URL can name any path. Keeps each +."""
     return os.fsdecode(unquote_to_bytes(os.fsencode(value)))

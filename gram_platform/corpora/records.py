@@ -177,7 +177,6 @@ def _read_text(path: Path, label: str) -> Iterator[Document]:
 
 
 def _lines(path: Path, span: tuple[int, int | None, int]) -> Iterator[tuple[int, bytes]]:
-    """Yields (number, line) of a span. Raises ValueError for a long line or broken compression."""
     import zstandard
 
     position, stop, number = span

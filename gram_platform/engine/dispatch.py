@@ -81,7 +81,6 @@ def _failures(error: ray.train.TrainingFailedError) -> list[Exception]:
 
 
 def _raise_for_device(failures: list[Exception | None]) -> None:
-    """Raises a DeviceError whose probe failed, so that the rank's machine is cordoned."""
     for failure in failures:
         if isinstance(failure, DeviceError) and failure.probe.failure:
             raise failure

@@ -121,7 +121,6 @@ def _spread(
 
 
 def _result(reference: ray.ObjectRef) -> object:
-    """Returns a task's result. Raises the task's own error, or Stopped if Ray failed."""
     try:
         return ray.get(reference)
     except RayTaskError as error:

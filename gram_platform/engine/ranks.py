@@ -122,7 +122,6 @@ def _train(
 
 
 def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
-    """Starts rank 0's attempt. Waits until the lease of a lost worker has expired."""
     directory = execution.store().run(run.run_id)
     deadline = time.monotonic() + execution.lease_s + LEASE_MARGIN_S
     while True:

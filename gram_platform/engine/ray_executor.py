@@ -193,7 +193,6 @@ class RayExecutor(Executor):
     def _settle(
         self, node: Node, reference: ray.ObjectRef, task: Task, probe: ProbeReport | None
     ) -> bool:
-        """Records the outcome of a node. Returns False if the node will be retried."""
         try:
             warnings = ray.get(reference)
             self.warn(node, warnings if node is task[0] else [])

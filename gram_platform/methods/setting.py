@@ -50,7 +50,6 @@ def subsets_of(domains: Profile) -> tuple[Profile, ...]:
 
 
 def _draw(domains: Profile, number: int, draw: int) -> Profile:
-    """Chooses `number` of the domains by a hash of the draw's number, and keeps their order."""
     by_draw = sorted(domains, key=lambda domain: hash_key("subset", number, draw, domain))
     return tuple(domain for domain in domains if domain in by_draw[:number])
 

@@ -131,7 +131,6 @@ class RowMlps(nn.Module):
 
 
 def _pad(projection: nn.Linear, gap: int) -> Tensor:
-    """Returns a projection's matrix [D, F] with `gap` more units of zeros."""
     return F.pad(projection.weight, (0, 0, 0, gap)).T
 
 

@@ -297,7 +297,6 @@ def document_mask(tokens_BT: Tensor, document_end: int, dtype: torch.dtype) -> T
 
 
 def _checkpoint(block: Block, *inputs) -> Tensor:
-    """Runs a block with activation checkpointing, as FSDP2 supports it."""
     # An early stop inside a block would skip its modules' hooks.
     with set_checkpoint_early_stop(False):
         return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)

@@ -127,7 +127,6 @@ def _gap(curve: Curve, value: float) -> float:
 
 
 def _middle(curve: Curve) -> float:
-    """Returns the knob's inner value that is nearest to 0.5, or NaN without an inner value."""
     return min(curve.index[1:-1], key=lambda value: (abs(value - 0.5), value), default=np.nan)
 
 
@@ -189,7 +188,6 @@ def sweep_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
 
 
 def _curves(group: pd.DataFrame) -> dict[str, Curve]:
-    """Returns `{seed: curve}` over all values of the group, NaN where a seed lacks a value."""
     values = pd.Index(sorted(set(group["value"])), name="value")
     return {
         seed: rows.set_index("value").reindex(values)
@@ -213,7 +211,6 @@ def _judge(claim: SweepClaim, seeds: dict[str, Curve], suffix: str, method: str)
 
 
 def _differences(claim: SweepClaim, seeds: Mapping[str, Curve]) -> dict[str, float]:
-    """Returns `{seed: difference}` of the seeds that have every value and a finite difference."""
     whole = {seed: curve for seed, curve in seeds.items() if curve.notna().all(axis=None)}
     differences = {seed: float(claim.difference(curve)) for seed, curve in whole.items()}
     return {seed: number for seed, number in differences.items() if np.isfinite(number)}

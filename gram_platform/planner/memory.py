@@ -264,7 +264,6 @@ def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: in
 
 
 def _float_values(num_values: int, width: int) -> int:
-    """Counts the float32 values of the log-softmax and of the logits converted for it."""
     return min(num_values, LOGITS_AT_ONCE["cuda"]) * (1 + (width != FLOAT_BYTES))
 
 

@@ -239,7 +239,6 @@ def _record(out: Path) -> ExportRecord:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """Returns the SHA-256 of every file except the record and the cards."""
     paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in (RECORD, CARD)]
     return {str(path.relative_to(folder)): hash_file(path) for path in paths}
 

@@ -169,5 +169,4 @@ class CheckpointWeights(Mapping):
 
 
 def _is_linear_bias(name: str) -> bool:
-    """Returns whether `use_bias` covers this tensor. It does not cover norms."""
     return name.endswith(".bias") and (".mlp." in name or ".self_attn." in name)

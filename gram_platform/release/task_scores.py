@@ -111,7 +111,6 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _find_included(folder: Path) -> list[Path]:
-    """Lists files outside the folder that its task files include, directly or indirectly."""
     pending, outside = [path for path in _files(folder) if path.suffix == ".yaml"], set[Path]()
     while pending:
         path = pending.pop()

@@ -121,7 +121,6 @@ def _absent(store: Store, expected: str) -> ValueError:
 
 
 def _copy_of(manifest: dict, target: Path) -> PackedCorpus | None:
-    """Opens this machine's copy, or returns None if it is not whole or has another fingerprint."""
     corpus = open_complete(target)
     return corpus if corpus is not None and corpus.fingerprint == manifest["fingerprint"] else None
 

@@ -308,7 +308,6 @@ def _warn_of(path: str) -> None:
 
 
 def _open_folder(path: str) -> None:
-    """Opens and closes a folder. If it seems to be absent, opens its parents first."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
     except FileNotFoundError:

@@ -239,7 +239,6 @@ def _plain(dtype: torch.dtype) -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    """Returns a tensor's bytes, without a copy if it is contiguous and on the CPU."""
     return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 

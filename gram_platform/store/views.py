@@ -195,14 +195,12 @@ def _merge_heads(
 
 
 def _fill(rows: torch.Tensor, number: int) -> torch.Tensor:
-    """Appends rows of zeros up to `number` rows."""
     return F.pad(rows, (0, 0, 0, number - len(rows)))
 
 
 def _lora_changes(
     config: ModelConfig, read: ReadRows, active: Mapping[str, float], block: str, part: str
 ) -> Iterator[torch.Tensor]:
-    """Yields the matrix that each active LoRA adds to `part` of the core MLP."""
     side = part.removeprefix("c_").removesuffix(".weight")
     num_rows = config.d_model if side == "proj" else config.d_mlp
     for module in config.modules:

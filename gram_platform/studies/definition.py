@@ -341,7 +341,6 @@ def _sizes(preset: Preset, plain: Any) -> dict[str, Any]:
 
 
 def _require_usable(preset: Preset) -> None:
-    """Raises ValueError unless every size can be planned with two auxiliary domains."""
     for size in preset.sizes.values():
         require_int("micro_batch", size.micro_batch, 1)
         require_int("batch_size", size.batch_size, size.micro_batch)

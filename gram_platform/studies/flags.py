@@ -355,7 +355,6 @@ def parse(form: Any, arguments: list[str], **how: Any) -> Any:
 
 
 def _flag_names(form: Any) -> set[str]:
-    """Returns the names of a command's flags. `form` is a function or a result of `boxes_of`."""
     if isfunction(form):
         parameters = signature(form).parameters
         kinds = {name: get_args(value.annotation)[1:] for name, value in parameters.items()}

@@ -176,7 +176,6 @@ def text_lines(
 
 
 def _count_bytes(recipes: Iterable[CorpusRecipe]) -> int:
-    """Counts the bytes to fetch from the hub. Text that recipes share counts once."""
     most: dict[str, int] = defaultdict(int)
     for source in (recipe.source for recipe in recipes):
         if isinstance(source, HubSource):

@@ -65,7 +65,6 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
 
 
 def _tensorboard(place: Path, entry: NodeEntry, points: Sequence[Metric]) -> None:
-    """Writes event files for `tensorboard --logdir FOLDER`."""
     with SummaryWriter(str(place)) as writer:
         for point in points:
             writer.add_scalar(unescape(point.key), point.value, point.step, point.timestamp / 1000)

@@ -174,7 +174,6 @@ class Tracker:
         return {key: run for key, run in nodes.items() if wanted in run.data.tags.items()}
 
     def _study_runs(self, filter_string: str) -> list[Run]:
-        """Reads the MLflow runs of studies, sorted by the time of the last write."""
         runs = self._mlflow.search(filter_string)
         runs = [run for run in runs if run.data.tags.get(content.KIND) == "study"]
         return sorted(runs, key=lambda run: run.info.end_time or 0)
@@ -272,7 +271,6 @@ class Tracker:
             client.set_terminated(run.info.run_id, "FINISHED")
 
     def _mark_nodes(self, study: StudyLog, runs: Runs) -> None:
-        """Sets colours and metrics of nodes, and tags by which filters find a study's runs."""
         with self._mlflow.writing():
             for (_, node_id), run in runs.items():
                 tags = dict(study.node_tags.get(node_id, {}))
@@ -283,7 +281,6 @@ class Tracker:
                 self._log_missing(run, tags, {}, study.node_metrics.get(node_id, {}))
 
     def _send_trials(self, study: StudyLog, runs: Runs) -> None:
-        """Sends each trial's missing data, the status last. Deletes duplicates of trials."""
         with self._mlflow.writing() as client:
             present = {}
             for run in sorted(self._mlflow.search(trials_filter(study.identity)), key=age):

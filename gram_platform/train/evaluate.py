@@ -171,7 +171,6 @@ def _batches(
 
 
 def _means(batches: Batches, losses: Sequence[float]) -> dict[str, float]:
-    """Averages batches by domain, weighted by their numbers of sequences."""
     totals = {domain: (0.0, 0) for domain, _ in batches}
     # `sum` rounds differently in Python 3.12.
     for (domain, rows), loss in zip(batches, losses, strict=True):

@@ -286,7 +286,6 @@ class Learner:
         self._local(target).copy_(piece.between(*self.rows_of(name, piece.shape)))
 
     def _local(self, value: Tensor) -> Tensor:
-        """Returns this process's rows of a tensor, in the same memory."""
         return value
 
 

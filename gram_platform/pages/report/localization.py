@@ -236,7 +236,6 @@ def shade_html(text: ShadedText) -> Markup:
 
 
 def _shade_tokens(text: ShadedText, increases: np.ndarray) -> Iterator[tuple[str, str, str]]:
-    """Yields (shade from 0 to 1, tooltip, token) for every token but the first."""
     columns = text.pieces[1:], shades(increases, text.scale), increases, text.baseline
     for piece, level, increase, loss in zip(*columns, strict=True):
         yield f"{level:.2f}", f"{increase:+.2f} nats, the baseline has {loss:.2f}", _visible(piece)

@@ -133,7 +133,6 @@ def aggregate_sections(study: Results) -> list[Section]:
 
 
 def _find_mean_sizes(table: pd.DataFrame) -> list[str]:
-    """Returns the sizes at which all methods have means over the same profiles."""
     sizes = []
     for size, rows in table[~table["method"].isin(HIDDEN)].groupby("size", sort=False):
         averaged = {find_mean_profiles(of_method) for _, of_method in rows.groupby("method")}
@@ -394,7 +393,6 @@ def headline_sections(study: Results) -> list[Section]:
 
 
 def _tiles(row: dict, study: Results) -> list[tuple[str, str, str]]:
-    """Returns (label, ratio with its error, parts of the error) for each class that has a ratio."""
     label, tiles = method_style(row["method"]).label, []
     for name in CLASSES:
         if not (text := ratio_text(study, row, name)):

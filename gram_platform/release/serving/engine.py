@@ -137,7 +137,6 @@ class Engine:
                 self._end(job, Delivery(end=FAILED))
 
     def _collect(self) -> None:
-        """Receives arrivals. An idle engine waits for them."""
         idle = not self._active_jobs and not self._waiting and not self._closed
         with contextlib.suppress(queue.Empty):
             arrival = self._arrivals.get(idle, LONGEST_WAIT_S)

@@ -104,7 +104,6 @@ class Policy:
 
     @property
     def _profiles_of_tokens(self) -> dict[str, list[str]]:
-        """Maps each profile that some token has to the modules of the profile."""
         names = {name for rule in self.tokens for name in rule.profiles}
         return {name: list(dict(weights)) for name, weights in self.profiles if name in names}
 
