@@ -199,10 +199,12 @@ def ends_with(monkeypatch, error: Exception) -> None:
 def test_crashes_count_on_machines_that_pass_the_probe(setting, execution, monkeypatch):
     study, node = study_of_one(execution, setting)
     ends_with(monkeypatch, DeviceError(ILLEGAL, report("illegal memory access", "broken")))
-    assert not any(study._settle(node, None, (node,)) for _ in range(3 * MAX_CRASHES))
+    assert not any(study._settle(node, None, (node,), None) for _ in range(3 * MAX_CRASHES))
     assert study.cordon.resources.cordoned == ("broken",)
     ends_with(monkeypatch, DeviceError(ILLEGAL, report()))
-    assert [study._settle(node, None, (node,)) for _ in range(MAX_CRASHES)] == [False] * 3 + [True]
+    assert [study._settle(node, None, (node,), None) for _ in range(MAX_CRASHES)] == [False] * 3 + [
+        True
+    ]
     assert node.id in study.progress.failed
     assert len(happened(study, WARNED)) == 3 * MAX_CRASHES + 3
 

@@ -51,7 +51,7 @@ def held_graph(node, execution, monkeypatch, retry_diverged=False):
         lambda tasks: [study._note(f"again {k}", task) for k, task in enumerate(tasks)],
     )
     study.waiting.start((node,))
-    assert not study._settle(node, "first", (node,))
+    assert not study._settle(node, "first", (node,), None)
     assert not study.waiting.look_again()
     monotonic = time.monotonic  # the wait is over:
     monkeypatch.setattr(life.time, "monotonic", lambda: monotonic() + life.HELD_RETRY_S)

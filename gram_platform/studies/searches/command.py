@@ -42,11 +42,13 @@ def main(study: Study, arguments: list[str] | None = None, prog: str | None = No
     exit_with(run)
 
 
-def campaign_main(studies: Sequence[Study], searches: Sequence[Search]) -> None:
+def campaign_main(
+    studies: Sequence[Study], searches: Sequence[Search], arguments: list[str] | None = None
+) -> None:
     """Runs the command line of studies and searches together, and ends the process."""
 
     def run() -> int:
-        flags = parse_flags(MemberFlags, CAMPAIGN_ABOUT)
+        flags = parse_flags(MemberFlags, CAMPAIGN_ABOUT, arguments)
         plan, others = make_campaign_plan(studies, searches, flags)
         from gram_platform.studies.campaign import drive_campaign
 
