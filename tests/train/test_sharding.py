@@ -59,8 +59,9 @@ def method_configs() -> dict:
         "misdirection", ("lisp", "virology"), 10.0, steered_layers=1, steering=2.0
     )
     distillation = Objective("distillation", noise=0.5, noise_scale=0.1)
+    # Gloo adds an odd number of values a rank in an order that depends on the group's other values.
     reserved = dataclasses.replace(
-        dense, modules=tuple(ModuleSpec(d, "reserved", 4, 1) for d in tiny.DOMAINS[1:])
+        dense, modules=tuple(ModuleSpec(d, "reserved", 8, 1) for d in tiny.DOMAINS[1:])
     )
     masked = RoutingConfig(
         0.5, 0.0, "uniform", companions="all", p_aux_companion=1.0, spreads_embeddings=True
