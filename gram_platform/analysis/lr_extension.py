@@ -103,7 +103,7 @@ def extension(
 def _step(
     grid: Grid, side: str, limit: int, why_not: Callable[[int], str]
 ) -> tuple[float, float, str]:
-    """Returns (outermost value of a side, next value, why it is not added or "")."""
+    """Returns (outermost grid value of a side, next value, reason not to add it or "")."""
     axis, end = side.split()
     values = grid.lrs if axis == "lr" else grid.batches
     outer, inner = values[:2] if end == "low" else values[:-3:-1]

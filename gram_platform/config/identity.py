@@ -166,7 +166,7 @@ def require_each_once(field: str, values: Collection) -> None:
 
 
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
-    """Lists the allowed choices, after the words `of`, with suggestions for a misspelt value."""
+    """Lists the allowed choices after the text `of`, and suggests one for a misspelt value."""
     choices = tuple(choices)
     return f"one of {of}{', '.join(choices)}{suggest(value, choices)}"
 

@@ -97,7 +97,7 @@ def code_text(rows: Sequence[Mapping]) -> str:
 
 
 def submissions_text(rows: Sequence[Mapping]) -> str:
-    """Describes a study's newest submission, and names other code of earlier submissions."""
+    """Describes the newest submission, and lists other commits that earlier submissions ran."""
     if not rows:
         return ""
     *earlier, newest = rows

@@ -178,7 +178,7 @@ def _sum_unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, d
 
 
 def _splitter(recipe: CorpusRecipe, parts: Sequence[Part], files: PartFiles) -> Splitter:
-    """Makes the splitter. If all domains hold out the same share, reads only held-out text."""
+    """Makes the splitter. It reads all text only if domains hold out different shares."""
     differ = len(set(thresholds(recipe).values())) > 1
     read = [part for part in parts if differ or any(unit.held_out for unit in part)]
     folders = files.write("splitting", partial(_write_candidates, recipe), read)

@@ -316,7 +316,7 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
             self.error = error
 
     def _why_failed(self, proposal: Proposal, report: Mapping[str, Any]) -> str:
-        """Returns why a crashed trial has failed, or "", after a warning, if the trial restarts."""
+        """Returns why a crashed trial failed. If it restarts, prints a warning and returns ""."""
         text, store, probe = report["message"], self._execution.store(), probe_in(report)
         saved_steps = count_committed_steps(self._problem, proposal.point, store)
         next_step = self._policy.after(proposal.name, report[KIND], text, saved_steps, probe)

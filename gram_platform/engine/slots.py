@@ -79,8 +79,8 @@ class SlotPool:
 
         Surplus slots that have not started end at once. Other surplus slots end after `IDLE_S`
         without work. After a failed start no slot starts for 1 s, then for 2 s, then for 4 s and so
-        on. `reserved` is a machine that is kept free for a run of several ranks. Its slots end
-        without another task. Meanwhile no slot starts on any machine.
+        on. `reserved` is a machine that is being freed for a run of several ranks. Its slots end
+        after their task. While a machine is reserved, no slot starts on any machine.
         """
         now = time.monotonic()
         self._reserved_machine = reserved

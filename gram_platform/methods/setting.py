@@ -233,7 +233,10 @@ class Elicitation:
         require_name("elicitation.text", self.text)
 
     def on_domain(self, num_sequences: int) -> "Elicitation":
-        """Returns these options with a sample of at least `domain_share` of `num_sequences`."""
+        """Returns these options for a domain of `num_sequences`, of which a share is attacked.
+
+        The sample has at least `domain_share` x `num_sequences` sequences.
+        """
         sample = max(self.num_sequences, round(self.domain_share * num_sequences))
         return replace(self, num_sequences=sample, batch_size=min(self.batch_size, sample))
 
@@ -391,7 +394,7 @@ class Setting(Setup):
 
     @property
     def subsets(self) -> tuple[Profile, ...]:
-        """Subsets of the domains that compared profiles retain, or () unless `every_subset`."""
+        """With `every_subset`, subsets of all domains that some profile retains. Otherwise ()."""
         if not self.every_subset:
             return ()
         retained = {domain for profile in self.profiles for domain in profile}

@@ -102,7 +102,7 @@ def compare(text: str, left: str, right: str, within: pd.Interval = POSITIVE) ->
 
 
 def follows(label: str, method: str) -> tuple[Claim, ...]:
-    """Makes a claim for each class that a method is at most the margin worse than filtering."""
+    """Makes one claim per class: the method is worse than filtering by at most the margin."""
     claims = []
     for n in CLASSES:
         way, within = ("below", not_below) if n in ("core", "retain") else ("above", not_above)
@@ -112,7 +112,7 @@ def follows(label: str, method: str) -> tuple[Claim, ...]:
 
 
 def same(label: str, left: str, other: str, right: str) -> tuple[Claim, ...]:
-    """Makes a claim for each class that two architectures differ by less than the margin."""
+    """Makes one claim per class: two architectures differ by less than the margin."""
     claims = []
     for n in CLASSES:
         text = f"{label} and {other} have the same {IN_TEXTS.get(n, n)} within {MARGINS[n]:.2f}"

@@ -241,7 +241,10 @@ def fits(
 def plan_passes(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
 ) -> Passes:
-    """Chooses a rank's passes by the memory of `machine`. Estimates their memory on `device`."""
+    """Chooses a rank's passes so that they fit into the memory of `machine`.
+
+    The memory that is returned is an estimate for `device`.
+    """
     merged = choose_num_merged(run, num_ranks, machine, checkpointing)
     passes = choose_num_passes(run, num_ranks, machine, checkpointing) if merged == 1 else 1
     memory = rank_memory(run, num_ranks, checkpointing, device, passes, merged)
@@ -251,9 +254,9 @@ def plan_passes(
 def choose_num_passes(
     run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False
 ) -> int:
-    """Returns the fewest passes of a rank's share of a micro-batch that fit into memory.
+    """Returns into how few passes a rank can split its micro-batch's rows to fit into memory.
 
-    If no number fits, returns the largest possible number.
+    If no number of passes fits, returns the largest possible number.
     """
     possible = possible_passes(run, num_ranks, machine)
     return next(

@@ -194,9 +194,9 @@ def _write_cards(
 
 
 def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement, ...]] | None:
-    """Returns the agreements of this export in `out`, or None if `out` is empty or missing.
+    """Returns the checks of the export in `out`, or None if `out` is empty or missing.
 
-    Raises ValueError if `out` has anything else.
+    Raises ValueError if `out` contains anything else.
     """
     kind = target_kind("out", out)
     if kind not in (A_FOLDER, ""):

@@ -68,7 +68,7 @@ class AvailableModules:
         return runs[0]
 
     def view(self, modules: Mapping[str, float], sources: Mapping[str, str]) -> View:
-        """Returns the view with these modules. `sources` maps modules to branches that have one."""
+        """Returns the view with these modules. `sources` maps a module to the run of its branch."""
         if stray := sorted(set(sources) - set(modules)):
             raise invalid("sources", stray, "only modules that `modules` names")
         origins = ((domain, sources.get(domain) or self.source(domain)) for domain in modules)

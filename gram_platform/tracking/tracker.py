@@ -369,7 +369,7 @@ class Tracker:
         }
 
     def run_url(self, mlflow_run_id: str, pages: str = LOCAL_UI) -> str:
-        """Returns the address of a run's page. `pages` is where a database's pages are served."""
+        """Returns the URL of a run's page. `pages` is MLflow's URL if it has a database."""
         with self._mlflow.reaching():
             experiment_id = self._mlflow.experiment_id
         return (

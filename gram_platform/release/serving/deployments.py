@@ -61,9 +61,9 @@ class PolicyKeeper:
         self._confirmed = policy, num_left_out, read_at
 
     def read(self) -> tuple[Policy, int, float]:
-        """Returns (policy, number of skipped parts, age in seconds).
+        """Returns (policy, number of skipped parts, seconds since its file was read).
 
-        Raises RuntimeError before the first confirmation.
+        Raises RuntimeError if no policy was confirmed yet.
         """
         if self._confirmed is None:
             raise RuntimeError("no policy was confirmed yet")
