@@ -1,10 +1,10 @@
-"""Measures on how few tokens the loss rises when a domain is removed.
+"""Measures how concentrated the loss increase is when a domain is removed.
 
 Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". A
 token's increase is its loss minus the loss of the baseline of the same size and seed. The paper
 shows sentences. We aggregate whole validation sequences: the Gini coefficient of the positive
-increases, the share of tokens with such an increase, and the part of their sum on the tenth of the
-tokens with the largest increases. Noise is unevenly spread too, so the baseline of another seed is
+increases, the share of tokens with such an increase, and the part of the total increase on the top
+tenth of the tokens. Noise is unevenly spread too, so the baseline of another seed is
 the control.
 """
 

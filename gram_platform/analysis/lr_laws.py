@@ -319,7 +319,7 @@ def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
     """Returns each size's learning rate and batch by our law, by the paper's law and in the ladder.
 
     A value is NaN if the law is missing or does not predict. `times_beyond` says how far our law is
-    extrapolated. Batches are in sequences of the size, converted by tokens.
+    extrapolated. Batches are in sequences of the size's length, with the same tokens.
     """
     rows = []
     for size in sizes:

@@ -3,8 +3,8 @@
 Values are merged first, and then validated. A dataclass describes a file that we write completely,
 a TypedDict a file that may have more fields than we need.
 
-No library does this. cattrs makes 3 of "3", msgspec and pydantic drop unknown fields, and msgspec
-tells the place of an error only in its text.
+No library does this. cattrs converts "3" to 3, msgspec and pydantic drop unknown fields, and
+msgspec tells the place of an error only in its text.
 """
 
 import dataclasses

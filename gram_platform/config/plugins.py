@@ -8,12 +8,11 @@ from typing import Any
 
 
 class Table(MutableMapping[str, Any]):
-    """Maps names to values of one kind, first ours in their order, then installed packages'.
+    """Maps names to values of one kind: ours in their order, then those of installed packages.
 
-    A package declares a value as an entry point of `group`. A package's value is imported when it
-    is first used, as is a value of ours that is written `module:name`. Raises ValueError, which
-    names the package, if a name is already ours, `reserved` or another package's. Raises the same
-    error if a value cannot be imported or fails `is_usable`.
+    A package declares a value as an entry point of `group`. Entry points, and our values that are
+    written `module:name`, are imported on first use. Raises ValueError, which names the package, if
+    a name is reserved or already taken, or if a value cannot be imported or fails `is_usable`.
     """
 
     def __init__(

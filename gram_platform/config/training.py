@@ -186,9 +186,9 @@ class Slice:
 class DomainBudget:
     """The data that a run draws under one label: `num_draws` sequences from a pool.
 
-    The pool has `num_sequences` sequences, which are the first of the domain's permutation, or
-    `slices` of any domains. Sequences repeat only if num_draws > num_sequences, in a new order for
-    each pass over the pool.
+    The pool is the first `num_sequences` of the domain's permutation or, if `slices` are given,
+    those slices of any domains. Sequences repeat only if num_draws > num_sequences, in a new order
+    for each pass over the pool.
     """
 
     name: str

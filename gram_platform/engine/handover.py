@@ -144,8 +144,8 @@ def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> No
 def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
     """Packs all files of ended nodes, except weights and checkpoints, into a .tar.gz.
 
-    Returns the number of ended nodes. In the storage that unpacks the archive, these nodes are done
-    or diverged, but other nodes that need their weights fail.
+    Returns the number of ended nodes. Unpacked into another storage, these nodes count as done
+    or diverged. Nodes that need their weights fail there.
     """
     lifecycle, root = NodeLifecycle(store), Path(store.root)
     ends = lifecycle.ends(nodes)

@@ -1,7 +1,7 @@
 """FT-Full, FT-LoRA and FT-MLP train a base on core, then a branch of the base for each domain.
 
-All runs together cost as much as the baseline. The base gives up the batches of all branches, both
-from auxiliary domains and from core (rehearsal), even if fewer branches run.
+All runs together cost as much as the baseline. So the base leaves out as many batches as all
+branches use, including their batches of core (rehearsal), even if fewer branches run.
 """
 
 from dataclasses import dataclass, replace

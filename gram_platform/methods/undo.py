@@ -9,14 +9,14 @@ its code, AddieFoote/distillation-robustify-unlearning (`code/tools/serum.py`,
   teacher. Alpha is .1 to .8, beta .1. Gemma's gains are 1 + vector, so here gains move towards 1.
 - The loss is KL(teacher || student) at temperature 1, on pretraining's text of retain and forget
   domains, without labels.
-- AdamW without weight decay clips to norm 1. The rate warms up for 50 steps to pretraining's
-  (arithmetic) or 2.25 times this (language), and decays by a cosine.
+- AdamW without weight decay clips to norm 1. The rate warms up for 50 steps to pretraining's rate
+  (2.25 times that on language), and decays by a cosine.
 - Training stops at a retain loss within 5% of the teacher's, or after fixed steps. The abstract
   says 60 to 80% of retraining's compute for the strongest setting.
 
-We could not read this setting's alpha, nor whether its compute includes the teacher. The default is
-alpha .6 and .6 of the baseline's steps, which cost .8 of its compute with the teacher's passes
-[ours]. The schedule is the baseline's [ours].
+We could not read this setting's alpha, nor whether its compute includes the teacher. By default
+alpha is .6, and the student trains for .6 of the baseline's steps. With the teacher's passes this
+costs .8 of the baseline's compute [ours]. The schedule is the baseline's [ours].
 """
 
 from dataclasses import replace

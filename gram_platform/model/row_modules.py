@@ -24,8 +24,8 @@ MAX_PADDING = 1.5
 class Pairs:
     """Pairs of a row and a module, sorted by module.
 
-    A pair reads row `sources` and writes row `targets`; both are None if one module has all rows in
-    order. Weights are None if all are 1. Padding writes to row B, which is dropped.
+    Pair i reads row sources[i] and writes row targets[i]. Both are None if a single module has all
+    rows in their order. Weights are None if all are 1. Padding writes to row B, which is dropped.
     """
 
     num_rows: int

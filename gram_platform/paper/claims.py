@@ -143,7 +143,7 @@ SGTM_RECOVERS_LATER = cite(
     SGTM,
     [
         compare(
-            "SGTM takes the attack more steps than RMU to recover 90%",
+            "The attack needs more steps to recover 90% from SGTM than from RMU",
             "sgtm steps_to_90",
             "rmu steps_to_90",
         )

@@ -1,10 +1,10 @@
-"""Holds the paper's three sweeps on Simple Stories, and judges the paper's claims on ours.
+"""Holds the paper's three sweeps on Simple Stories, and judges its claims on our sweeps.
 
 `sweeps.csv` has the coordinates of the figures in the paper's "Hyperparameter Appendix"
 (`app:hyperparams`). They are compute ratios averaged within each of three seeds and then over the
 seeds, with 90% intervals. Core-partial averages core over the four profiles of core and one module.
-Core-full is core without modules. The p_cr figure has these two. The other figures average core
-over all five profiles.
+Core-full is core without modules. The figure of p_cr shows both. The other figures show
+core averaged over all five profiles.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Judges whether runs agree with a claim, disagree, cannot tell, or cannot measure it here.
+"""Gives claims a verdict: agree, disagree, cannot tell, or not measurable here.
 
 A claim says that a seed-paired difference, left - right, lies in a range. The verdict is "agree" if
 the 90% t-interval of the mean difference lies wholly inside the range, "disagree" if wholly
@@ -260,7 +260,7 @@ def separation_claims(
 
 
 def separation(method: str, size: str) -> Claim:
-    """Returns the claim on which a method is judged in a study that the paper lacks."""
+    """Returns the claim on which a method is judged in a study that is not in the paper."""
     text = f"{method}, {size}: retain is above forget"
     return Claim(text, Side(method, "retain"), Side(method, "forget"))
 

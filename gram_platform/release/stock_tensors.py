@@ -27,7 +27,7 @@ ROTARY = ".rotary_emb.inv_freq"
 
 
 def of_layer(model: ModelConfig) -> dict[str, str]:
-    """Maps our names of a layer's modules to theirs. Queries, keys and values are left out."""
+    """Maps our names of modules in a layer to Hugging Face's, except queries, keys and values."""
     return OF_BLOCK | {
         f"mlp.{ours}": f"mlp.{theirs}" for ours, theirs in STOCKS[model.architecture].mlp.items()
     }

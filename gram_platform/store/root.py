@@ -190,7 +190,7 @@ class Store:
         return {i: self.origin(i).require_result()["weights_sha256"] for i in ids}
 
     def explain_outdated(self, result: Mapping) -> str:
-        """Returns which source of a result has changed its weights since, or "".
+        """Says which source has changed its weights since the result was computed, or returns "".
 
         A source without a result does not count.
         """
