@@ -16,6 +16,7 @@ from gram_platform.train.loop import training_steps
 from gram_platform.train.objectives import distillation_kl
 from tests import tiny
 from tests.refused import refused
+from tests.train.test_objectives import require_exact_resuming
 
 
 def undo_run(noise=0.6, scale=0.1, **parts):
@@ -133,17 +134,7 @@ def test_the_student_comes_near_the_teacher_which_never_changes(start):
 
 
 def test_it_goes_on_from_a_checkpoint_bit_for_bit(start):
-    config, arrays = undo_run(), tiny.arrays()
-    whole, begun, resumed = (Learner(config, start=start) for _ in range(3))
-    list(training_steps(whole, Schedule(config), ScheduleReader(config, arrays)))
-    for record in training_steps(begun, Schedule(config), ScheduleReader(config, arrays)):
-        if record.step == 9:
-            break
-    resumed.load_state(tiny.full_state(begun))
-    list(training_steps(resumed, Schedule(config), ScheduleReader(config, arrays), first_step=9))
-    assert all(
-        torch.equal(value, whole.weights()[name]) for name, value in resumed.weights().items()
-    )
+    require_exact_resuming(undo_run(), start)
 
 
 def test_the_teachers_passes_count():

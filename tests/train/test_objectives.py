@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gram_platform.config import Objective, View
+from gram_platform.config import Objective, RunConfig, View
 from gram_platform.config.routing import Schedule
 from gram_platform.train.data import ScheduleReader
 from gram_platform.train.learner import Learner
@@ -221,8 +221,13 @@ def test_an_evaluation_keeps_no_activations():
 
 
 def test_misdirection_goes_on_from_a_checkpoint_bit_for_bit():
-    config, arrays = steered_run(), tiny.arrays()
     start = Learner(tiny.run_config(False, draws=(160, 160, 0), seed=7)).weights()
+    require_exact_resuming(steered_run(), start)
+
+
+def require_exact_resuming(config: RunConfig, start: dict) -> None:
+    """Asserts that a run that goes on after step 9 ends with the weights of an undisturbed one."""
+    arrays = tiny.arrays()
     whole, begun, resumed = (Learner(config, start=start) for _ in range(3))
     list(training_steps(whole, Schedule(config), ScheduleReader(config, arrays)))
     for record in training_steps(begun, Schedule(config), ScheduleReader(config, arrays)):
