@@ -25,7 +25,7 @@ from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 from ray.core.generated.gcs_service_pb2 import CheckAliveRequest, GetAllNodeInfoRequest
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
-from ray.exceptions import OutOfMemoryError, RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.experimental.internal_kv import _internal_kv_get
 from ray.job_config import JobConfig
 
@@ -167,7 +167,11 @@ def adapt(trainer: Any) -> Any:
 
 
 def error_of_trial(trial: Any) -> Exception:
-    """Reads the error that ended a trial's process, from a file of this driver's Ray."""
+    """Reads the error that ended a trial's process, from the files of this driver's Ray."""
+    # Ray Tune writes every error as text, and pickles only the errors of tasks and actors.
+    if not trial.pickled_error_file:
+        last = Path(trial.error_file).read_text().rpartition("Failure # ")[2]
+        return RayError(last.partition("\n")[2].strip())
     with open(trial.pickled_error_file, "rb") as file:
         return pickle.load(file)
 

@@ -267,6 +267,8 @@ def _read_compile(device: DeviceFlags) -> bool | None:
     """
     if device.compile and device.no_compile:
         raise invalid("no_compile", True, "no value with --compile")
+    if device.compile and device.deterministic:
+        raise invalid("deterministic", True, "no value with --compile")
     return device.compile or (False if device.no_compile or device.deterministic else None)
 
 

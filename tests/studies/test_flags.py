@@ -64,6 +64,8 @@ def test_whether_runs_are_compiled(storage):
     for words in (("--compile", "--no-compile"), ("--device", "cpu", "--no-compile")):
         with refused("no_compile", True):
             planned(*words)
+    with refused("deterministic", True):
+        planned("--device", "cuda", "--compile", "--deterministic")
 
 
 def test_lists_take_blanks_and_commas(storage):
