@@ -1,7 +1,8 @@
 """Connects to the platform's experiment on an MLflow server or database.
 
-A server that is down must not slow training. So a request times out soon and is retried once, and
-after a failure every call fails at once for a minute. MLflow's environment variables override this.
+A server that is down must not slow training. Requests time out after 20 s and are retried once.
+After a failure, all calls fail immediately for a minute. MLflow's environment variables override
+the timeout and the retries.
 """
 
 import contextlib
@@ -65,7 +66,7 @@ class TrackingUnavailable(RuntimeError):
 
 
 class Connection:
-    """The platform's experiment on one MLflow. Connects when `reaching` is first used.
+    """The platform's experiment on an MLflow server or database. Connects on first use.
 
     Raises ValueError for a URI that `require_tracking_uri` rejects.
     """
@@ -102,8 +103,8 @@ class Connection:
     def writing(self) -> Iterator[MlflowClient]:
         """Context manager that yields the client, like `reaching`, for calls that write.
 
-        First corrects the paths of artifacts in a moved database. Also raises TrackingUnavailable
-        if a path is not in a folder `mlartifacts`.
+        If the database was moved, first corrects its artifact paths. Also raises
+        TrackingUnavailable if an artifact path does not lead into a folder `mlartifacts`.
         """
         with self.reaching() as client:
             if self.database is not None and not self._has_right_places:
@@ -123,7 +124,7 @@ class Connection:
         return self._client
 
     def has_refused(self, error: MlflowException) -> bool:
-        """Returns whether MLflow answered and rejected the call."""
+        """Returns True if MLflow answered and rejected the call."""
         answered = isinstance(error, RestException) or not self.tracking_uri.startswith("http")
         # With this code, MLflow could not reach its database.
         return answered and error.error_code != "TEMPORARILY_UNAVAILABLE"
@@ -149,13 +150,13 @@ class Connection:
                 self.client.set_experiment_tag(self.experiment_id, key, value)
 
     def describe(self) -> None:
-        """Writes links to the views into the experiment's description, unless people wrote one."""
+        """Adds links to the views to the experiment's description, unless a user wrote one."""
         tags = self.experiment_tags()
         if ABOUT in tags.get(content.NOTE, ABOUT):
             self.set_experiment_tags({content.NOTE: experiment_note(tags, self.experiment_id)})
 
     def create(self, name: str, tags: Mapping[str, str], start_ms: float) -> Run:
-        """Creates a run with MLflow's own tags, such as who started it and at which commit."""
+        """Creates a run with MLflow's own tags, such as the user and the commit."""
         tags = {key: text_for_people(value) for key, value in {**context_tags(), **tags}.items()}
         # Cut as MLflow cuts the end, because a rounded start could be later.
         start, name = int(start_ms), text_for_people(name, LONGEST_NAME)
@@ -164,11 +165,11 @@ class Connection:
         )
 
     def write_artifacts(self, run_id: str, files: Mapping[str, bytes]) -> None:
-        """Writes UTF-8 files as artifacts of a run, by paths such as `figures/curves.html`.
+        """Writes UTF-8 files {path such as `figures/curves.html`: content} as a run's artifacts.
 
-        Artifacts of an SQLite database are written next to it, whatever paths the database has.
-        Also raises TrackingUnavailable for an unsafe id or path, and if a file has the name of a
-        folder.
+        The artifacts of an SQLite database are written to the folder next to it, even if the
+        database names another folder. Also raises TrackingUnavailable for an unsafe id or path, and
+        for a file that would replace a folder.
         """
         for file, data in files.items():
             if self.database is None:
@@ -178,7 +179,7 @@ class Connection:
                 folder.write(name, data, durable=False)
 
     def copy_artifacts(self, run_id: str, place: str, source: Path) -> str:
-        """Copies a folder's files, at any depth, to a run's path `place`. Returns their URI."""
+        """Copies the folder `source` to the path `place` of a run's artifacts. Returns its URI."""
         if self.database is None:
             self.client.log_artifacts(run_id, str(source), place)
         else:
@@ -260,13 +261,13 @@ def context_tags() -> dict[str, str]:
 
 
 def web_address(uri: str) -> str:
-    """Returns a server's address without user and password. The browser asks for these."""
+    """Returns a server's address without the user name and password."""
     parts = urlsplit(uri)
     return mask_secrets(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
 
 
 def explain_opening(uri: str) -> str:
-    """Returns a server's address, or the command that opens a database. Omits passwords."""
+    """Returns a server's address, or the command that shows a database, without passwords."""
     if uri.startswith("http"):
         return web_address(uri)
     database = database_path(uri)

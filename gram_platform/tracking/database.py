@@ -53,7 +53,7 @@ def database_path(uri: str) -> Path | None:
 
 
 def with_absolute_path(field: str, uri: str) -> str:
-    """Makes the path in the URI of an SQLite file absolute, and keeps the URI's options.
+    """Returns an SQLite URI with an absolute path and unchanged options.
 
     Raises ValueError as `absolute_place` does.
     """

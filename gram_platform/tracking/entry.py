@@ -1,10 +1,9 @@
 """Describes a node for MLflow by a name, tags, parameters and metrics from the storage.
 
-A study's tags keep their names, except that a character that MLflow rejects becomes `:<hex>:`. The
-platform's tags begin with `gram.`. Losses of runs, evaluations and frames are named
-`loss/<domain>`, so that MLflow's page of a run draws them before `train/...`. Training metrics are
-thinned to about a hundred points, because more slow down MLflow's pages. All validation losses are
-sent.
+A study's tags keep their names, but each character that MLflow rejects becomes `:<hex>:`. The
+platform's own tags begin with `gram.`. Losses are named `loss/<domain>`, so that MLflow's run page
+draws them before `train/...`. A curve of a training metric has about a hundred points, because more
+points slow down MLflow's pages. All validation losses are sent.
 """
 
 import shlex
@@ -69,7 +68,7 @@ NUM_CURVE_POINTS = 100
 
 @dataclass(frozen=True)
 class NodeEntry:
-    """A node as MLflow shows it. `result_metrics` is empty until there is a result."""
+    """A node as MLflow shows it. `result_metrics` is empty while the node has no result."""
 
     kind: str
     node_id: str
@@ -90,15 +89,15 @@ class NodeEntry:
 
 
 def rename_metric(name: str) -> str:
-    """Returns a stored metric's name in MLflow and in frames."""
+    """Returns the name that MLflow and the frames use for a metric of the storage."""
     prefix = next(filter(name.startswith, SHOWN), "")
     return SHOWN.get(prefix, "") + name.removeprefix(prefix)
 
 
 def node_entry(node: RunDirectory | EvaluationDirectory) -> NodeEntry | None:
-    """Describes a node. Returns None, with a warning, if its config is damaged.
+    """Describes a node. Returns None with a warning if the node's config is damaged.
 
-    Returns None also for a run before its first attempt and an evaluation before its result.
+    Also returns None for a run that was never started, and for an evaluation without a result.
     """
     is_run, kind, node_id = isinstance(node, RunDirectory), node.kind, node.node_id
     status = node.status() if is_run else State.COMPLETE
@@ -146,7 +145,7 @@ def node_entry(node: RunDirectory | EvaluationDirectory) -> NodeEntry | None:
 
 
 def code_tags(code: object) -> dict[str, str]:
-    """Returns the tags for a text of `provenance.Code`, or {} without a text."""
+    """Returns the tags for a node's code version, or {} if `code` is empty or no text."""
     if not isinstance(code, str) or not code:
         return {}
     kind, _, name = code.partition(" ")
@@ -186,7 +185,7 @@ def evaluation_note(config: Mapping) -> str:
 
 
 def run_params(run: RunConfig, config: Mapping) -> dict[str, object]:
-    """Picks the fields by which people tell runs apart. `config` is `run` as plain JSON."""
+    """Returns the config fields that distinguish runs. `config` is `run` as plain JSON."""
     model, routing, optimizer = config["model"], config["routing"], config["optimizer"]
     of_run = ("batch_size", "micro_batch", "seed", "precision", "objective")
     of_model = ("num_layers", "d_model", "d_mlp", "vocab_size", "seq_len")
@@ -202,7 +201,7 @@ def run_params(run: RunConfig, config: Mapping) -> dict[str, object]:
 
 
 def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
-    """Returns the sizes, costs, times and losses of a complete run, or {} for another run."""
+    """Returns the sizes, costs, times and losses of a complete run, or {} if there is no result."""
     if not result:
         return {}
     values = {key: result[key] for key in SIZES if key in result}
@@ -214,7 +213,7 @@ def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 
 
 def last_as_best(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns the losses as `loss_at_best/...`, for a run whose last evaluation was the best."""
+    """Returns the losses renamed to `loss_at_best/...`, as if the last evaluation was the best."""
     return {
         BEST_LOSS + name.removeprefix(LOSS): loss
         for name, loss in metrics.items()
@@ -235,8 +234,8 @@ def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int) -> list[Metric]:
     """Lists the metrics of the records after `after_step`, with their times.
 
-    Which steps keep training metrics depends only on the run. Skips metrics whose names are too
-    long.
+    Thins training metrics at the same steps for any `after_step`. Skips metrics whose names are too
+    long for MLflow.
     """
     run, metrics, stride = entry.config, [], max(1, entry.num_steps // NUM_CURVE_POINTS)
     for record in (record for record in records if record["step"] > after_step):
@@ -257,7 +256,7 @@ def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int)
 
 
 def result_metrics(entry: NodeEntry, records: Iterable[Mapping]) -> list[Metric]:
-    """Lists a result's metrics that the curves lack, with the run's last step and end time."""
+    """Lists the metrics of a result that no curve has, at the run's last step and end time."""
     curves = {name: key for key, name in AT_END.items()}
     values = {curves.get(name, name): value for name, value in entry.result_metrics.items()}
     values.pop("num_steps", None)
@@ -284,7 +283,7 @@ class Start(TypedDict):
 
 
 def read_parent(tags: Mapping[str, str], params: Mapping[str, str]) -> str | None:
-    """Reads an entry's `parent` from MLflow's tags and parameters, or None if it is unreadable."""
+    """Reads `NodeEntry.parent` from an MLflow run, or returns None if it cannot be read."""
     start = params.get("start", "") if "elicited" in tags else ""
     if (run_id := tags.get(VIEW_RUN)) or not start:
         return run_id or ""

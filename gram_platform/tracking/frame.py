@@ -1,7 +1,8 @@
 """Reads nodes and curves as data frames. MLflow and the storage give equal frames.
 
-`load_runs` and `load_store` give a row for each run that was attempted and each evaluation with a
-result, sorted by kind and id. A missing text is "", and a missing number is NaN (float64). Columns:
+`load_runs` and `load_store` return a row for each run that was started and each evaluation that has
+a result, sorted by kind and id. A missing text is "", and a missing number is NaN (float64).
+Columns:
 
 - `kind, id`: "run" or "evaluation", and the run_id or eval_id.
 - `run_id, view_id`: the run and view that an evaluation measures. A run has its own id and "".
@@ -46,16 +47,17 @@ Tags = Mapping[str, str | Iterable[str]]
 
 
 def load_runs(tracking_uri: str, study: str = "", **tags: str | Iterable[str]) -> pd.DataFrame:
-    """Reads the nodes with these tag values from MLflow, of one study or search or of all.
+    """Reads the nodes of a study or search from MLflow, or of all studies if `study` is "".
 
-    Raises ValueError for an unknown study, and TrackingUnavailable if MLflow cannot be read.
+    Keeps only the nodes whose tags have the given values. Raises ValueError for an unknown study,
+    and TrackingUnavailable if MLflow cannot be read.
     """
     tracker = Tracker(tracking_uri)
     return _mlflow_frame(tracker.study_nodes(study) if study else tracker.runs(), tags)
 
 
 def load_store(storage: str | Store, study: str = "", **tags: str | Iterable[str]) -> pd.DataFrame:
-    """Reads the frame of `load_runs` from the storage."""
+    """Reads the same frame as `load_runs`, but from the storage."""
     store = _open_store(storage)
     return _store_frame(store, _study_ids(store, study) if study else None, tags)
 
@@ -72,9 +74,9 @@ def _study_ids(store: Store, study: str) -> set[str]:
 
 
 def load_configs(storage: str | Store, run_ids: Iterable[str]) -> dict[str, dict[str, object]]:
-    """Reads the configs of runs as {run id: {dotted name of a field: value}}.
+    """Reads the configs of runs as {run id: {dotted field name: value}}.
 
-    Raises ValueError for a run that the storage lacks, and for a damaged config.
+    Raises ValueError for a run that is not in the storage, and for a damaged config.
     """
     store = _open_store(storage)
     return {run_id: flatten(store.run(run_id).config()) for run_id in run_ids}
@@ -90,7 +92,7 @@ def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None) -> pd.D
 
 
 def load_store_curves(storage: str | Store, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
-    """Reads the frame of `load_curves` from the storage."""
+    """Reads the same frame as `load_curves`, but from the storage."""
     store, wanted = _open_store(storage), None if run_ids is None else set(run_ids)
     return _curves(
         (run_id, record["step"], name.removeprefix(VALIDATION), float(loss))
@@ -107,7 +109,7 @@ def _open_store(storage: str | Store) -> Store:
 
 
 class Frames(NamedTuple):
-    """The nodes of a study, the curves of its baselines, and where both were read."""
+    """A study's nodes, the curves of its baselines, and the source of both."""
 
     # As `load_runs` and `load_curves`.
     nodes: pd.DataFrame
@@ -117,13 +119,13 @@ class Frames(NamedTuple):
 
 
 def store_frames(store: Store, ids: Collection[str], curves_of: Iterable[str]) -> Frames:
-    """Reads the nodes `ids`, and the curves of the runs `curves_of`, from the storage."""
+    """Reads the nodes with these ids, and the curves of the runs `curves_of`, from the storage."""
     nodes = _store_frame(store, ids, {})
     return Frames(nodes, load_store_curves(store, curves_of), "the storage")
 
 
 def mlflow_frames(tracker: Tracker, ids: Collection[str], curves_of: Collection[str]) -> Frames:
-    """Reads the frames of `store_frames` from MLflow. Raises TrackingUnavailable if this fails."""
+    """Reads the same frames as `store_frames` from MLflow. Raises TrackingUnavailable."""
     runs = {key: run for key, run in tracker.runs().items() if key[1] in ids}
     return Frames(_mlflow_frame(runs, {}), _mlflow_curves(runs, tracker, curves_of), "MLflow")
 
@@ -195,7 +197,7 @@ def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
 
 
 def _mlflow_row(kind: str, node_id: str, run: Run) -> dict:
-    """Returns a node's row. Skips metrics of a node without a result, which are curve points."""
+    """Returns a node's row. The metrics of an unfinished node are curve points and are skipped."""
     has_result = run.data.tags.get(content.STATUS) == State.COMPLETE
     left_out = () if kind != "run" or _has_eval_points(run) else content.LOSS
     metrics = {
@@ -208,7 +210,7 @@ def _mlflow_row(kind: str, node_id: str, run: Run) -> dict:
 
 
 def _has_eval_points(run: Run) -> bool:
-    """Returns whether an MLflow run's losses come from evaluation points instead of progress."""
+    """Returns False if all losses of an MLflow run are those of training's progress."""
     return number_of(run.data.params, content.NUM_EVAL_POINTS) != 0
 
 

@@ -1,9 +1,9 @@
-"""Writes runs and evaluations for other trackers, with MLflow's names and values.
+"""Exports runs and evaluations to trackers other than MLflow, with the same names and values.
 
 These trackers get the curves and final metrics of nodes. Only MLflow and the storage have compute
 ratios, tables, figures and reports. A tracker is a function `write(place, entry, points)`. It
-writes a node, with metrics in the order of their steps, into the new folder `place`. Installed
-packages add trackers as entry points `gram.trackers`.
+writes one node into the new folder `place`. The points are sorted by step. Installed packages add
+trackers with the entry point group `gram.trackers`.
 """
 
 import os
@@ -31,7 +31,7 @@ MOST_BYTES_OF_NAME = 200
 
 
 def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
-    """Writes every new or changed run and evaluation. Returns counts of written and unchanged.
+    """Writes all new or changed nodes. Returns the numbers of written and unchanged nodes.
 
     Raises ValueError for an unknown tracker, or if its library is missing.
     """
@@ -72,9 +72,10 @@ def _tensorboard(place: Path, entry: NodeEntry, points: Sequence[Metric]) -> Non
 
 
 def _wandb(place: Path, entry: NodeEntry, points: Sequence[Metric]) -> None:
-    """Writes a run of Weights & Biases with the node's id, in the project WANDB_PROJECT.
+    """Writes a Weights & Biases run with the node's id to the project $WANDB_PROJECT.
 
-    The run stays in `place` for `wandb sync`, unless `WANDB_MODE=online`.
+    By default the run is written only to `place`, and `wandb sync` uploads it later.
+    `WANDB_MODE=online` uploads it immediately.
     """
     try:
         import wandb

@@ -1,4 +1,4 @@
-"""Finds or creates the MLflow run of a node, and sends what the run lacks."""
+"""Finds or creates the MLflow run of a node, and sends the data that the run lacks."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ NUM_TRIES, LONGEST_PAUSE_S = 8, 0.25
 
 
 class Sender:
-    """Sends nodes through one connection. Several threads may do so at once."""
+    """Sends nodes through one connection. Several threads can share a Sender."""
 
     def __init__(self, connection: Connection) -> None:
         self._mlflow = connection
@@ -58,10 +58,11 @@ class Sender:
         return run.info.run_id
 
     def _bring_up(self, entry: NodeEntry, records: Sequence[Mapping]) -> Run:
-        """Finds or creates the node's MLflow run, and sends what the run lacks.
+        """Finds or creates the node's MLflow run, and sends the data that the run lacks.
 
-        Retries if another machine has deleted our duplicate, or has written the same values first.
-        If MLflow and the storage have different results, a new MLflow run replaces the old run.
+        Other machines may send the same node. Retries if one has deleted this process's MLflow run
+        as a duplicate, or has written the same values first. If MLflow's result differs from the
+        storage's, a new MLflow run replaces the old run.
         """
         same = ("", entry.tags[content.RESULT])
         for num_left in reversed(range(NUM_TRIES)):
@@ -91,12 +92,12 @@ class Sender:
         return {**entry.tags, **self.parent_tag(entry.parent)}
 
     def parent_tag(self, run_id: str) -> dict[str, str]:
-        """Returns the tag by which MLflow nests a node under its parent, if the parent is known."""
+        """Returns the tag that nests a run under its parent in MLflow, or {} if none is known."""
         parent = self.known.get(("run", run_id))
         return {content.PARENT: parent} if parent else {}
 
     def find(self, entry: NodeEntry) -> Run | None:
-        """Finds the node's MLflow run. Keeps only the oldest if several machines created one."""
+        """Finds the node's MLflow run. If there are several, deletes all but the oldest."""
         known = self.known.get((entry.kind, entry.node_id))
         if known is not None:
             # If somebody has deleted it, another run is searched.
@@ -111,7 +112,7 @@ class Sender:
         return runs[0] if runs else None
 
     def delete(self, runs: Iterable[Run]) -> None:
-        """Deletes runs, which another machine may delete at the same time."""
+        """Deletes runs. Ignores runs that another machine has already deleted."""
         for run in runs:
             try:
                 self._mlflow.client.delete_run(run.info.run_id)
@@ -188,16 +189,16 @@ def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:
 def find_lacking(
     run: Run, tags: Mapping[str, str], params: Mapping[str, str]
 ) -> tuple[list[RunTag], list[Param]]:
-    """Returns (an MLflow run's missing or different tags, its missing parameters)."""
+    """Returns (the tags that an MLflow run lacks or has with other values, missing parameters)."""
     data = run.data
     lacking = [RunTag(*tag) for tag in tags.items() if data.tags.get(tag[0], "") != tag[1]]
     return lacking, [Param(*param) for param in params.items() if param[0] not in data.params]
 
 
 def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:
-    """Returns a node's times that differ from MLflow's, such as after merging two storages.
+    """Returns the times of a node that differ from MLflow's, as they may after a merge of storages.
 
-    A time that only MLflow has is NaN.
+    If only MLflow has a time, its value is NaN.
     """
     known, sent = entry.result_metrics, run.data.metrics
     times = {key: known.get(key, math.nan) for key in TIMES if key in known or key in sent}
@@ -214,10 +215,10 @@ def _step(tags: Mapping[str, str], key: str) -> int:
 
 
 def curve_tags(records: Iterable[Mapping], entry: NodeEntry) -> dict[str, str]:
-    """Writes the validation curves of a complete run as tags, `<step>:<loss> <step>:<loss> ...`.
+    """Returns a complete run's validation curves as tags, `<step>:<loss> <step>:<loss> ...`.
 
-    One request reads the tags of a thousand runs. Reading metric histories instead takes 40 s,
-    because every history needs a request. A curve that is too long gets no tag.
+    One request returns the tags of a thousand runs, while every metric history needs its own
+    request, which takes 40 s for a study. A curve that is too long for a tag gets no tag.
     """
     curves = {}
     for record in records if entry.kind == "run" and entry.status == State.COMPLETE else ():

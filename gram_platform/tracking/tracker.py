@@ -1,9 +1,9 @@
 """Sends the storage to MLflow, as one MLflow run for each node.
 
-Any call may fail with TrackingUnavailable. Nothing is lost, because the next `mirror` or `sync`
+Any call may raise TrackingUnavailable. Nothing is lost, because the next `mirror` or `sync`
 compares MLflow with the storage and sends the difference. An interrupted call leaves the tag
-`gram.sending_step`, and then whole histories are compared. While a process sends a node, it locks
-out other processes on the machine. `sender.py` handles other machines.
+`gram.sending_step`, and the next call then compares whole histories. A process locks a node while
+it sends the node, so no other process on the machine sends it. `sender.py` handles other machines.
 """
 
 import re
@@ -47,7 +47,7 @@ Runs = Mapping[tuple[str, str], Run]
 
 
 class Tracker:
-    """Writes to one MLflow. The first call connects. `connection.py` describes failures."""
+    """Writes to an MLflow server or database. `connection.py` describes connecting and failures."""
 
     def __init__(self, tracking_uri: str) -> None:
         self.tracking_uri = tracking_uri
@@ -64,24 +64,25 @@ class Tracker:
             pass
 
     def ask_again(self) -> None:
-        """Lets the next call reach MLflow, even soon after a failure."""
+        """Ends the pause after a failure, so that the next call tries to reach MLflow."""
         self._mlflow.ask_again()
 
     def mirror(self, node: RunDirectory | EvaluationDirectory) -> str | None:
-        """Sends a node's missing data. Returns the MLflow run id, or None without `node_entry`."""
+        """Sends a node's missing data. Returns the MLflow run id, or None if there is no entry."""
         return self._sender.mirror(node, content.node_entry(node))
 
     def mark_killed(self, run_ids: Iterable[str]) -> None:
-        """Sets the status of sent runs that have lost their driver to KILLED."""
+        """Sets the MLflow status of runs whose driver died to KILLED. Skips runs never sent."""
         sent = filter(None, [self._sender.known.get(("run", run_id)) for run_id in run_ids])
         with self._mlflow.writing() as client:
             for mlflow_id in sent:
                 client.set_terminated(mlflow_id, "KILLED")
 
     def sync(self, store: Store, ids: Iterable[str] | None = None) -> dict[str, int]:
-        """Mirrors all nodes, or only the nodes `ids`. Returns counts of sent and unchanged.
+        """Mirrors all nodes, or only the nodes with these ids. Returns {"sent": n, "unchanged": n}.
 
-        With `ids`, skips finished nodes of an object store if MLflow has their results and tags.
+        In an object store, finished nodes among `ids` are not read if MLflow already has their
+        results and tags.
         """
         self.has_sent_all = False
         self._sender.incomplete.clear()
@@ -119,7 +120,7 @@ class Tracker:
     ) -> list:
         """Sends new and changed nodes to MLflow, and adds to `counts`.
 
-        Returns nodes whose parents MLflow lacks. Sends these nodes only with `are_orphans`.
+        Returns the nodes whose parents MLflow lacks. Sends them only if `are_orphans` is true.
         """
         orphans = []
         with ThreadPoolExecutor(self.num_senders) as threads:
@@ -156,15 +157,15 @@ class Tracker:
         return last_step is not None and has(run, last_step, wanted)
 
     def runs(self) -> Runs:
-        """Reads the MLflow runs of all nodes of the experiment.
+        """Reads the MLflow runs of all nodes as {(kind, node id): run}.
 
-        Raises TrackingUnavailable also if the file of a database is missing.
+        Raises TrackingUnavailable if MLflow cannot be read or the database file is missing.
         """
         require_database(self.tracking_uri)
         return {key: oldest for key, (oldest, *_) in self._copies().items()}
 
     def study_nodes(self, study: str) -> Runs:
-        """Reads the runs of a study or search. Raises ValueError if it was never logged."""
+        """Reads the nodes of a study or search. Raises ValueError if MLflow has no such study."""
         nodes = self.runs()
         with self._mlflow.reaching():
             tags = [run.data.tags for run in self._study_runs("tags.`gram.kind` = 'study'")]
@@ -184,7 +185,7 @@ class Tracker:
         return [(point.step, point.value) for point in points]
 
     def _copies(self) -> dict[tuple[str, str], list[Run]]:
-        """Reads the runs of each node, the oldest first."""
+        """Reads all MLflow runs of each node, oldest first."""
         with self._mlflow.reaching():
             runs = self._mlflow.search("")
         copies = {}
@@ -196,10 +197,10 @@ class Tracker:
         return copies
 
     def log_study(self, study: StudyLog) -> str:
-        """Logs a study's files and figures as artifacts of one MLflow run, and returns its id.
+        """Logs a study's files and figures as artifacts of one MLflow run. Returns the run's id.
 
-        Replaces artifacts and lines of an earlier log of this study. Also sends the study's saved
-        views.
+        Replaces the artifacts and chart lines that an earlier call logged for this study. Also
+        sends the study's saved views.
         """
         of_study = {content.STUDY: study.name, content.STUDY_ID: study.identity}
         pages = {
@@ -227,7 +228,7 @@ class Tracker:
         return run.info.run_id
 
     def log_views(self, study: StudyLog) -> None:
-        """Sends the saved views, and the trials, tags and metrics that they show."""
+        """Sends a study's saved views, and the trials, tags and metrics that these views show."""
         with self._mlflow.writing():
             self._mlflow.set_experiment_tags(study.views)
             self._mlflow.describe()
@@ -236,7 +237,7 @@ class Tracker:
         self._send_trials(study, runs)
 
     def study_file(self, study: str, file: str) -> str | None:
-        """Reads a study's file from the last written MLflow run that has it, or returns None."""
+        """Reads a study's file from the newest study run that has the file, or returns None."""
         require_database(self.tracking_uri)
         if not is_safe_name(study):
             return None
@@ -248,10 +249,10 @@ class Tracker:
     def _replace_lines(
         self, of_study: Mapping[str, str], present: Sequence[Run], lines: Sequence[Line]
     ) -> None:
-        """Makes a run for each line of a chart, with the tags `of_study`, and deletes old lines.
+        """Creates an MLflow run for each chart line, tagged `of_study`, and deletes old lines.
 
-        These runs are not children of the study's run, because MLflow's charts omit the children of
-        a collapsed run.
+        The new runs are not children of the study's run, because MLflow's charts omit the children
+        of a collapsed run.
         """
         client = self._mlflow.client
         wanted = {line.digest: line for line in lines}
@@ -328,10 +329,10 @@ class Tracker:
     def register_export(
         self, run: RunDirectory, view: View, name: str, record: Path, tags: Mapping[str, str]
     ) -> str:
-        """Makes the folder of an export's `record` the newest version of model `name`.
+        """Registers the export in the folder of `record` as a new version of the model `name`.
 
-        Returns the version's number. Also sends the view's `run`, which gets the files as
-        artifacts. If the export already has a version, only sets the tags of this version.
+        Returns the version number. Also sends `run`, the view's run, and logs the exported files as
+        its artifacts. If the export already has a version, only sets the version's tags.
         """
         digest, mlflow_run_id = hash_file(record), self.mirror(run)
         assert mlflow_run_id is not None, "an exported run was attempted"
@@ -358,7 +359,7 @@ class Tracker:
             return str(made.version)
 
     def view_urls(self, study: str, pages: str = LOCAL_UI) -> dict[str, str]:
-        """Returns the addresses of a study's saved views by content. `pages` is as in `run_url`."""
+        """Returns {content: URL of the saved view} for a study. `pages` is as in `run_url`."""
         with self._mlflow.reaching():
             views = read_views(self._mlflow.experiment_tags(), self._mlflow.experiment_id)
         prefix, base = f"gram.{study}.", self._base(pages)
@@ -369,7 +370,7 @@ class Tracker:
         }
 
     def run_url(self, mlflow_run_id: str, pages: str = LOCAL_UI) -> str:
-        """Returns the URL of a run's page. `pages` is MLflow's URL if it has a database."""
+        """Returns the URL of a run's page. `pages` is the URL of MLflow's UI for a database."""
         with self._mlflow.reaching():
             experiment_id = self._mlflow.experiment_id
         return (
@@ -385,7 +386,7 @@ class Tracker:
 
 
 def file_name(name: str) -> str:
-    """Returns a safe file name, which differs for different names."""
+    """Returns a safe file name. Different names give different file names."""
     return (
         name
         if is_safe_name(name)

@@ -1,6 +1,6 @@
-"""Writes texts within MLflow's limits, and reads texts back that people may have changed.
+"""Fits texts into MLflow's limits, and reads back values that users may have edited.
 
-A value that this package cannot have written counts as missing, so that it is written again.
+A value that this package cannot have written is treated as missing, and is written again.
 """
 
 import re
@@ -27,7 +27,7 @@ _ESCAPE = re.compile(r":([0-9a-f]+):")
 
 
 def text_for_people(text: str, most: int = LONGEST_TEXT) -> str:
-    """Masks secrets in a text, escapes NUL and lone surrogates, and cuts it at `most`."""
+    """Masks secrets, escapes NUL and lone surrogates, and cuts the text at `most` characters."""
     text = in_utf8(mask_secrets(text)).replace("\0", "\\x00")
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
@@ -38,20 +38,20 @@ def in_utf8(text: str) -> str:
 
 
 def milliseconds(seconds: float) -> int:
-    """Returns a time in whole milliseconds, within the integers of databases."""
+    """Returns a time in whole milliseconds, limited to what databases can store."""
     return round(max(-LONGEST_S, min(seconds, LONGEST_S)) * 1000)
 
 
 def is_short_name(name: str) -> bool:
-    """Returns whether MLflow accepts this as the escaped name of a tag or a metric."""
+    """Returns True if MLflow accepts the length of an escaped tag or metric name."""
     return 0 < len(name) <= LONGEST_NAME
 
 
 def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Returns MLflow's tags for a study's tags, from which `study_of` recovers the originals.
+    """Converts a study's tags to MLflow's tags. `study_of` is the inverse.
 
-    If MLflow or a database would reject a name or value, such as a long value, hidden tags have all
-    tags as JSON. Visible tags then have only the beginnings of values.
+    If MLflow or its database would reject a name or a value, hidden tags store all tags as JSON,
+    and long values are cut in the visible tags.
     """
     escaped = {metric_name(name): value for name, value in tags.items()}
     readable = {
@@ -69,7 +69,7 @@ def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def unescape(key: str) -> str:
-    """Inverts `metric_name`. Keeps a code that stands for no character."""
+    """Inverts `metric_name`. Codes that stand for no character are unchanged."""
     return _ESCAPE.sub(_character, key)
 
 
@@ -93,7 +93,7 @@ def study_of(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def number_of(values: Mapping[str, str], key: str) -> int | None:
-    """Reads a whole number of at most 18 characters. Returns None for any other value."""
+    """Reads an integer of at most 18 characters. Returns None for any other value."""
     text = values.get(key, "")
     is_number = text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 19
     return int(text) if is_number else None

@@ -1,7 +1,7 @@
-"""Builds saved views of MLflow's page of runs. A click on a view shows a study's charts or runs.
+"""Builds saved views of MLflow's runs page, which show the charts or runs of a study.
 
-A saved view has a filter, columns and charts. MLflow stores it as a tag of the experiment. No
-document describes the tag, so the format is what the page of MLflow 3.17 writes and reads.
+A saved view has a filter, columns and charts. MLflow stores it as a tag of the experiment. The
+tag's format is undocumented, so the views copy what the page of MLflow 3.17 writes and reads.
 `test_mlflow_pages.py` opens our views in a browser.
 """
 
@@ -51,7 +51,7 @@ hold its compute ratios by model size (the step)."""
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a study's charts. In MLflow it is a run whose steps are model sizes."""
+    """A chart line of a study. MLflow stores it as a run whose steps are model sizes."""
 
     name: str
     tags: Mapping[str, str]
@@ -70,7 +70,7 @@ def study_id(name: str, params: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class StudyLog:
-    """What MLflow shows of a study or a search, in addition to the nodes."""
+    """The data of a study or search that MLflow shows in addition to the nodes."""
 
     name: str
     # Bytes of UTF-8, by name.
@@ -100,7 +100,7 @@ class StudyLog:
 
 @dataclass(frozen=True)
 class TrialEntry:
-    """A trial of a search, as an MLflow run without children, because studies share its nodes."""
+    """A trial of a search. Its MLflow run has no children, because other studies use its nodes."""
 
     # A hash of the search and the trial's point, because a grid that grows renumbers its trials.
     trial_id: str
@@ -119,14 +119,14 @@ def trials_filter(study_id: str) -> str:
 
 
 def group_metric(objective: str, group: str) -> str:
-    """Names the metric that has an objective only for a group's trials, for a contour chart."""
+    """Returns the name of the metric for the contour chart of one group of trials."""
     return metric_name(f"{objective} at {group}")
 
 
 def search_view(
     search: str, study_id: str, columns: TrialColumns, groups: Iterable[str]
 ) -> dict[str, str]:
-    """Returns a tag with the view of a search's trials. Each group's best trials come first.
+    """Returns a tag with the view of a search's trials, best trials of each group first.
 
     The view has a parallel coordinates chart, and for each group a contour over two parameters.
     """
@@ -149,11 +149,11 @@ def search_view(
 def study_views(
     study: str, study_id: str, shown: Mapping[str, str], charts: Sequence[Sequence[str]]
 ) -> dict[str, str]:
-    """Returns tags with a study's views of evaluations, of charts, and of all nodes.
+    """Returns tags with a study's three views, which show evaluations, charts and all nodes.
 
-    `charts` has the metrics of each chart. The first metric names the chart. Evaluations are sorted
-    by the chart `forget`, or else by the first chart. Without charts, returns only the view of
-    nodes.
+    `charts` lists the metrics of each chart, and a chart's first metric is its name. Evaluations
+    are sorted by the chart `forget` if there is one, otherwise by the first chart. If `charts` is
+    empty, returns only the view of all nodes.
     """
     of_nodes, key = f"tags.`{STUDY}.{study}` != ''", f"gram.{study}."
     nodes = _view(f"{key}runs", f"{study}: runs", of_nodes, _NODE_COLUMNS)
@@ -190,9 +190,9 @@ def _view(
     charts: Sequence[Mapping] = (),
     titles: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Encodes a saved view as MLflow's page does. A later view with the same key replaces it.
+    """Encodes a saved view as MLflow's page does. A view replaces an older one with its key.
 
-    `order_by` is a column, lowest first. `titles` has the titles of the charts' sections.
+    `order_by` is a column, sorted in ascending order. `titles` maps chart sections to titles.
     """
     state = {"searchFilter": filter_string, "selectedColumns": columns}
     state |= {"runsHiddenMode": "SHOW_ALL"}
@@ -213,7 +213,7 @@ def _chart(kind: str, section: str, name: str, fields: Mapping[str, object]) -> 
 
 
 def read_views(tags: Mapping[str, str], experiment_id: str) -> dict[str, tuple[str, str]]:
-    """Reads our views from an experiment's tags as {key: (name, address relative to MLflow's)}."""
+    """Reads our views from an experiment's tags as {key: (name, URL relative to MLflow's)}."""
     views = {}
     for tag, text in sorted(tags.items()):
         if tag.startswith(f"{VIEW_TAG}gram."):
@@ -235,15 +235,15 @@ class StoredView(TypedDict):
 def _quote(value: str) -> str:
     """Quotes a value for MLflow's filters, which have no escapes.
 
-    A text with both kinds of quotes loses its double quotes.
+    If the value has both kinds of quotes, its double quotes are removed.
     """
     return '"{}"'.format(value.replace('"', "")) if "'" in value else f"'{value}'"
 
 
 def experiment_note(tags: Mapping[str, str], experiment_id: str) -> str:
-    """Describes an experiment for people, in Markdown.
+    """Returns the experiment's description in Markdown.
 
-    Links to our views come first, because MLflow shows only the beginning until it is unfolded.
+    Links to our views come first, because MLflow shows only the beginning of a description.
     """
     links = ""
     for name, address in read_views(tags, experiment_id).values():
