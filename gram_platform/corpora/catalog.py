@@ -1,8 +1,8 @@
 """Defines the named corpora, except `installed` (see `installed.py`).
 
 The rows are based on dataset cards and existing loading code. They were written without network
-access, so none is `verified`. The revision "main" is a moving branch. Pin a commit after checking a
-row.
+access, so none is `verified`. The revision "main" is a moving branch. Pin a row to a commit after
+checking it.
 
 Token counts come from logs that the paper's authors published
 (agencyenterprise/modular-pretraining). Bytes per token are estimates for web text and code with the
@@ -41,7 +41,7 @@ class StoriesCorpus:
 
 @dataclass(frozen=True)
 class HubCorpus:
-    """A mixture of Hub datasets. A study's number of training tokens sets how much is fetched."""
+    """A mixture of Hub datasets. A study's training tokens determine how much text is fetched."""
 
     rows: tuple[HubRow, ...]
     # () for all labels except the first DEFAULT_NUM_AUX by name.

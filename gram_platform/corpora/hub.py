@@ -122,7 +122,7 @@ def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
 def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) -> list[int]:
     """Returns each row's number of shards. Combines the errors of failed rows into one error.
 
-    Raises ValueError if any row failed with ValueError, and Unavailable otherwise.
+    Raises ValueError if any row failed with ValueError, otherwise Unavailable.
     """
     rows = _in_order(answers)
     for kind in (ValueError, Unavailable):
@@ -268,7 +268,7 @@ def _load_state(folder: Path) -> dict:
 
 
 def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
-    """Opens a row or one shard as an `IterableDataset`. Resumes at `position`, a `state_dict`."""
+    """Opens a row or one shard as an `IterableDataset`, at a stream `position` if given."""
     import datasets
 
     revision = None if row.files and row.dataset in ("json", "parquet") else row.revision

@@ -78,8 +78,8 @@ def provide_installed_text(
 ) -> Path:
     """Returns the path of the corpus's .jsonl file in `cache_dir`. Writes the file if missing.
 
-    Its name is a hash of the packages' file paths, sizes and modification times. Raises ValueError
-    if a label has too little text, or if the cache is not writable.
+    The file name is a hash of the packages' file paths, sizes and modification times. Raises
+    ValueError if a label has too little text, or if the cache is not writable.
     """
     require_plain(cache_dir / INSTALLED)
     folders = package_folders() if folders is None else folders
