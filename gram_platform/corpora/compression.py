@@ -5,7 +5,7 @@ import io
 import tempfile
 from pathlib import Path
 
-# The bytes of the window of `zstd --long=31`. The library's default limit is 128 MB.
+# The window size of `zstd --long=31` in bytes. The library's default limit is 128 MB.
 MAX_ZSTD_WINDOW = 1 << 31
 BLOCK_BYTES = 1 << 20
 # The compressed bytes of a .zst that are read at once. Four bytes can hold 128 KB of text.

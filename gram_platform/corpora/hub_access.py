@@ -25,7 +25,7 @@ REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 OVERLOADED = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 # Base classes of connection errors and time-outs in Python, httpx and aiohttp.
 BROKEN = {"ConnectionError", "TimeoutError", "TransportError", "ClientError"}
-# Errors that are final, although a cause or base class of theirs is in BROKEN.
+# Final errors, although one of their causes or base classes is in BROKEN.
 FINAL = {"OfflineModeIsEnabled", "UnsupportedProtocol", "PermissionError"}
 
 Answer = TypeVar("Answer")

@@ -10,7 +10,7 @@ import resource
 import sys
 from itertools import cycle, islice
 
-# The characters of a long text, for which a tokenizer with quadratic time takes too long.
+# Characters of a long text, which takes a tokenizer with quadratic time too long.
 LONG_CHARS = 1 << 18
 
 

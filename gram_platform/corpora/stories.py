@@ -108,7 +108,7 @@ OPENINGS = (
     "Come and hear about the {topic}.",
 )
 JOINS = ("{a}, {b} and {c}.", "{a}. Also, {first} {b} and {c}.")
-# The first stories of a topic from which the mean length is estimated.
+# How many stories of a topic are used to estimate the mean length.
 MEASURED_STORIES = 64
 LINKS = ("", "Then there is ", "Everybody knows ", "Not far away lives ")
 INSTRUCTIONS = "instructions"
