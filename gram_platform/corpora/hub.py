@@ -120,9 +120,9 @@ def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
 
 
 def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) -> list[int]:
-    """Returns each row's number of shards. Combines the errors of failed rows into one error.
+    """Returns each row's number of shards. Raises one error for all rows that failed.
 
-    Raises ValueError if any row failed with ValueError, otherwise Unavailable.
+    The error is a ValueError if any row failed with one, otherwise Unavailable.
     """
     rows = _in_order(answers)
     for kind in (ValueError, Unavailable):

@@ -62,7 +62,7 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
 
 
 def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields the (URL, headers) to request. Raises ValueError for a token of unusual characters."""
+    """Yields (URL, headers) to request. Raises ValueError if the token is not printable ASCII."""
     import datasets
     from huggingface_hub import get_token
 

@@ -353,7 +353,7 @@ class CorpusRecipe:
 
 
 def recipe_from_plain(plain: Mapping) -> CorpusRecipe | None:
-    """Rebuilds a recipe from `plain()`. Returns None unless it is of stories with a trained BPE."""
+    """Rebuilds a recipe from `plain()`. Returns None unless it has stories and a trained BPE."""
     tokenizer, source = from_plain(TokenizerRecipe, plain["tokenizer"]), dict(plain["source"])
     if source.pop("kind") != StoriesSource.__name__ or not tokenizer.is_trained:
         return None

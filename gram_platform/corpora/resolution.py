@@ -202,7 +202,7 @@ def existing_path(corpus: str | Path) -> Path:
 def core_labels(
     given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Returns the labels of core, which are `given` or, if that is empty, `default`.
+    """Returns core's labels, which are `given`, or `default` if `given` is empty.
 
     If both are empty, returns all labels except the first `DEFAULT_NUM_AUX` by name. Raises
     ValueError for an unknown label, or if no label remains for auxiliary domains.
@@ -316,7 +316,7 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
 
 
 def _with_validation(trained_bytes: float, floor: float, has_held_out: bool) -> float:
-    """Returns how many bytes leave `trained_bytes` after the validation split."""
+    """Returns how many bytes to take so that `trained_bytes` remain after the validation split."""
     if has_held_out:
         return trained_bytes + floor
     whole = trained_bytes / (1 - VALIDATION_FRACTION)
@@ -343,7 +343,7 @@ def _of_files(
 ) -> tuple[FilesSource, tuple[DomainRecipe, ...], Counts]:
     """Returns (source, domains, counts by label) of local text.
 
-    Text of DOMAIN that is labelled as another domain goes into the part `DOMAIN:OTHER`.
+    Text of DOMAIN that is labelled as OTHER goes into the part `DOMAIN:OTHER`.
     """
     counts: Counts = {}
     for label, (documents, num_bytes) in chain.from_iterable(u.labels.items() for u in units):

@@ -1,7 +1,7 @@
 """Assigns documents to splits by a keyed hash, so that equal texts are in the same split.
 
-Texts that differ only in case or white space are considered equal. If one domain holds out a text,
-it is validation text in all domains.
+Texts that differ only in case or white space are considered equal. A text that one domain holds
+out is validation text in all domains.
 """
 
 import hashlib

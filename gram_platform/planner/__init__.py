@@ -119,7 +119,7 @@ PUBLISHED_RATES = {
 
 
 def utilisation_of(machine: str, parameters: int) -> Utilisation:
-    """Returns the utilisation of the model size that is nearest by ratio.
+    """Returns the utilisation for the model size nearest to `parameters` by ratio.
 
     For sizes without a row for this GPU, uses the rows of BORROWED.
     """

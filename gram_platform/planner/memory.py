@@ -252,7 +252,7 @@ def _mlps(
 
 
 def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: int) -> int:
-    """Counts the bytes of logits, their gradient and float32 tensors at the peak of the loss.
+    """Counts the loss's peak bytes, for logits, their gradient and float32 tensors.
 
     Objectives in FLOAT_LOGITS keep float32 tensors for all tokens. Cross-entropy keeps them for
     only some of the tokens at a time.
@@ -411,7 +411,7 @@ def _set_sizes(weights: Iterable[Weight]) -> Counter[str]:
 def _num_gathered(
     weights: Iterable[Weight], routes: list[Route], num_ranks: int, keeps: bool
 ) -> int:
-    """Counts the values that are gathered at the same time.
+    """Counts the weight values that are gathered at once.
 
     A rank gathers the embedding or head, a block and the next block. If `keeps`, the embedding,
     head and all blocks stay gathered.
