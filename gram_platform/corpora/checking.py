@@ -23,7 +23,7 @@ NO_RECORD = "no record"
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of checking one source. `found` is the first record or an error message."""
+    """The result of checking one source. `found` is the first record or a message."""
 
     source: str
     label: str
