@@ -1,8 +1,8 @@
-"""Turns labelled text into packed sequences of tokens.
+"""Turns labelled text into packed token sequences.
 
 `resolve` turns a name or path into a `CorpusRecipe`, whose hash is the `data_id`. `prepare` packs
-the recipe, and `PackedCorpus` reads the result. Modules are imported on first use, because reading
-a packed corpus needs only numpy.
+the corpus, and `PackedCorpus` reads the result. Modules are imported lazily, because reading a
+packed corpus needs only numpy.
 """
 
 from importlib import import_module

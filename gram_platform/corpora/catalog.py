@@ -1,12 +1,12 @@
 """Defines the named corpora, except `installed` (see `installed.py`).
 
-The rows were written from dataset cards and from code that reads the datasets, without network
-access, so no row is `verified`. The revision "main" changes over time. Replace it by a commit once
-you have checked a row.
+The rows are based on dataset cards and existing loading code. They were written without network
+access, so none is `verified`. The revision "main" is a moving branch. Pin a row to a commit after
+checking it.
 
-Numbers of tokens are from the published logs of the paper's authors
+Token counts come from logs that the paper's authors published
 (agencyenterprise/modular-pretraining). Bytes per token are estimates for web text and code with the
-tokenizer of GPT-2 and GPT-Neo.
+GPT-2 and GPT-Neo tokenizers.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from gram_platform.config.plugins import Table
 from gram_platform.corpora.installed import INSTALLED
 from gram_platform.corpora.recipe import HubRow
 
-# How many labels, the first by name, are auxiliary without `--core-label`.
+# Without `--core-label`, this many labels (the first by name) are auxiliary.
 DEFAULT_NUM_AUX = 4
 
 
@@ -41,13 +41,12 @@ class StoriesCorpus:
 
 @dataclass(frozen=True)
 class HubCorpus:
-    """A mixture of hub datasets. A study's training tokens decide how much text is fetched."""
+    """A mixture of Hub datasets. A study's training tokens determine how much text is fetched."""
 
     rows: tuple[HubRow, ...]
     # () for all labels except the first DEFAULT_NUM_AUX by name.
     core_labels: tuple[str, ...] = ()
-    # Tokens of core, and tokens of all auxiliary labels as a share of them, unless a study has
-    # other numbers.
+    # Core tokens, and the ratio of auxiliary tokens to core tokens. A study can override both.
     core_tokens: int = 10_000_000
     aux_share: float = 0.25
     # "" for a byte-level BPE that is trained on the corpus.
@@ -64,7 +63,7 @@ class HubCorpus:
 
 @dataclass(frozen=True)
 class TextCorpus:
-    """Local text, as a user's recipe describes it. Paths are relative to `root`."""
+    """Local text described by a user's recipe. Paths are relative to `root`."""
 
     # Patterns of files by label. Each file is a document.
     globs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -263,7 +262,7 @@ HUB = {
     ),
 }
 
-# A package may offer the path of a recipe in TOML too.
+# A package can also register the path of a TOML recipe.
 CORPORA = Table(
     "gram.corpora",
     {**STORIES, **HUB},

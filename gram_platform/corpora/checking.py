@@ -1,4 +1,4 @@
-"""Reads one record of every source of a corpus, for `gram prepare --check`."""
+"""Reads one record from each source of a corpus, for `gram prepare --check`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ NO_RECORD = "no record"
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of checking one source. `found` is the first record, or says why there is none."""
+    """The result of checking one source. `found` is the first record or a message."""
 
     source: str
     label: str
@@ -34,9 +34,9 @@ class CheckResult:
 
 
 def check(corpus: str | Path) -> list[CheckResult]:
-    """Reads one record of every source of a corpus that a user names.
+    """Reads one record from each source of a corpus.
 
-    `ok` is False for a source that cannot be read. An empty file is ok unless all files are empty.
+    `ok` is False for a source that cannot be read. Empty data files pass unless all are empty.
     """
     described = read_description(corpus)
     if isinstance(described, HubCorpus):
@@ -54,7 +54,7 @@ def check(corpus: str | Path) -> list[CheckResult]:
 
 
 def require_readable(corpus: str | Path) -> None:
-    """Raises ValueError for a corpus that is neither a known name nor a path with data files."""
+    """Raises ValueError unless `corpus` is a known name, recipe, URL or path with data files."""
     described = read_description(corpus)
     if not isinstance(described, HubCorpus | StoriesCorpus):
         _units(corpus, described)

@@ -1,19 +1,19 @@
-"""Opens gzip files, and zstd files with windows of any size."""
+"""Opens gzip files, and zstd files with any window size."""
 
 import gzip
 import io
 import tempfile
 from pathlib import Path
 
-# The bytes of the window of `zstd --long=31`. The library's default limit is 128 MB.
+# The window size of `zstd --long=31` in bytes. The library's default limit is 128 MB.
 MAX_ZSTD_WINDOW = 1 << 31
 BLOCK_BYTES = 1 << 20
-# The bytes of a .zst that are unpacked at once. Four bytes can hold 128 KB of text.
+# The compressed bytes of a .zst that are read at once. Four bytes can hold 128 KB of text.
 PACKED_BYTES = 1 << 10
 
 
 class _ZstdFile(io.RawIOBase):
-    """Decompresses a .zst file. Raises EOFError if truncated, unlike the library's reader."""
+    """Decompresses a .zst file. Unlike zstandard's reader, raises EOFError if it is truncated."""
 
     def __init__(self, path: Path) -> None:
         import zstandard
@@ -46,7 +46,7 @@ class _ZstdFile(io.RawIOBase):
 
 
 def open_unpacked(path: Path) -> io.BufferedIOBase:
-    """Opens a file for reading. Unpacks a .gz or .zst file while it is read."""
+    """Opens a file for reading. Decompresses .gz and .zst files on the fly."""
     name = path.name.lower()
     if name.endswith(".gz"):
         return gzip.open(path, "rb")
@@ -56,9 +56,9 @@ def open_unpacked(path: Path) -> io.BufferedIOBase:
 
 
 def seekable(path: Path, most: int) -> io.BufferedIOBase:
-    """Opens a file for random access. A .gz or .zst file is first unpacked to a temporary file.
+    """Opens a file for random access. Decompresses .gz and .zst files to a temporary file.
 
-    Raises ValueError if the unpacked file has more than `most` bytes or does not fit on the disk.
+    Raises ValueError if the decompressed text exceeds `most` bytes or the free disk space.
     """
     if not path.name.lower().endswith((".gz", ".zst")):
         return path.open("rb")

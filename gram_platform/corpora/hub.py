@@ -1,8 +1,9 @@
-"""Fetches datasets of the Hugging Face hub as compressed local files, which are called parts.
+"""Downloads Hugging Face Hub datasets as compressed local files, which are called parts.
 
-`fetch` writes `<folder>/<row id>/part-00000.jsonl.zst`, ... After each part, `state.json` stores
-the stream's position (`state_dict` of the `datasets` library). So an interrupted fetch loses at
-most one part, and ends with the same bytes. Corpora with an equal row share its parts.
+`fetch` writes `<folder>/<row id>/part-00000.jsonl.zst` and so on, in a subfolder per shard if a row
+has several. After each part, it saves the stream position (`state_dict` of `datasets`) in
+`state.json`. An interrupted fetch loses at most one part, and resuming it gives the same bytes.
+Corpora with identical rows share parts.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
 from gram_platform.corpora.records import Document, Unit, add_record, reading
 from gram_platform.corpora.sources import Item, Progress, silent
 
-# Each field must occur in so many first records. `gram prepare --check` compares their labels.
+# How many first records are searched for each field. `gram prepare --check` tests their labels.
 FIRST_RECORDS = 2_000
 PART_NAME = re.compile(r"part-\d{5,9}\.jsonl\.zst")
 ADD_LABELS = "add new ones in the catalog, to the recipe's labels, or as labels=... to the URL"
@@ -60,13 +61,14 @@ MOST_SHARDS = 64
 def fetch(
     source: HubSource, folder: Path, progress: Progress, workers: Workers = in_turn
 ) -> tuple[tuple[Unit, ...], dict[str, int]]:
-    """Downloads the missing parts of every row. A worker fetches one shard (file) of a row.
+    """Downloads the missing parts of every row. Each worker fetches one shard (file) of a row.
 
     Returns (units, counts). The units are the parts with the first `source.num_bytes` bytes of each
-    row. `counts` has the number of records that lack a field, by row. Raises ValueError, before
-    anything is fetched, if the hub refuses a row. Also raises ValueError if the first records of a
-    row all lack a field, or if a label is not listed by its row. Raises Unavailable if a server
-    does not answer.
+    row. `counts` maps a row's name to its number of records that lack a field.
+
+    Raises ValueError before the download if the Hub denies access to a row. Also raises ValueError
+    if the first records of a row all lack the same field, or if a record's label is not in its
+    row's labels. Raises Unavailable if a server does not answer.
     """
     require_plain(folder)
     rows = source.rows
@@ -110,7 +112,7 @@ def _in_order(results: Iterator[tuple[int, Item]]) -> list[Item]:
 
 
 def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
-    """Returns the next shards after `last`, as many as probably hold a row's missing bytes."""
+    """Returns the shards after `last` that are estimated to hold the row's missing bytes."""
     row, _, (number, num_shards) = last
     share = max(1, done // (number + 1))
     count = min(-(-(num_bytes - done) // share), num_shards - number - 1, MOST_SHARDS)
@@ -120,7 +122,7 @@ def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
 def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) -> list[int]:
     """Returns each row's number of shards. Raises one error for all rows that failed.
 
-    This is a ValueError if any row has one, and Unavailable otherwise.
+    The error is a ValueError if any row failed with one, otherwise Unavailable.
     """
     rows = _in_order(answers)
     for kind in (ValueError, Unavailable):
@@ -131,7 +133,7 @@ def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) 
 
 
 def _num_shards(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
-    """Returns a row's number of shards, which it stores, or returns the row's error."""
+    """Returns a row's number of shards, cached on disk. Returns an error instead of raising it."""
     path = folder / row_id(row) / "shards.json"
     # The file may be missing or damaged.
     with contextlib.suppress(FileNotFoundError, ValueError):
@@ -148,7 +150,7 @@ def _num_shards(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
 
 
 def row_id(row: HubRow) -> str:
-    """Returns the name of a row's folder, a hash of the values that decide the parts' text."""
+    """Returns the name of a row's folder, a hash of the values that determine its parts."""
     sizes = [recipe.FIRST_PART_BYTES, recipe.PART_BYTES, recipe.GROWTH]
     return short_hash({"row": row.identity, "part_bytes": sizes})
 
@@ -156,8 +158,8 @@ def row_id(row: HubRow) -> str:
 def first_record(row: HubRow) -> Document:
     """Returns the first record that passes the row's filters.
 
-    Raises ValueError if no record passes, or if one of the first records has a label that the row
-    does not list.
+    Raises ValueError if no record passes, or if one of the first `FIRST_RECORDS` has a label that
+    the row does not list.
     """
     stream = _open_row(row)
     labels = _labels_in(row, stream.take(FIRST_RECORDS)) if row.label_field else set()
@@ -172,7 +174,7 @@ def first_record(row: HubRow) -> Document:
 
 
 def read_labels(row: HubRow) -> tuple[str, ...]:
-    """Reads the labels of the row's first records. Raises ValueError if none has a label."""
+    """Returns the labels of a row's first records. Raises ValueError if there are none."""
     labels = retry_unavailable(lambda: _labels_in(row, _open_row(row).take(FIRST_RECORDS)))
     if not labels:
         raise invalid(
@@ -232,7 +234,7 @@ def _fetch_shard(folder: Path, progress: Progress, amount: Amount) -> list[Part]
 def _write_part(
     records: Iterator[Document | None], folder: Path, number: int, num_bytes: int
 ) -> dict:
-    """Writes the next records to a file until it has `num_bytes` of text or no record is left."""
+    """Writes the next records to a file until it has `num_bytes` of text or no record remains."""
     name, digest = f"part-{number:05d}.jsonl.zst", hashlib.sha256()
     documents = written = skipped = 0
     with whole_file(folder / name) as temporary, zstandard.open(temporary, "wb") as handle:
@@ -266,7 +268,7 @@ def _load_state(folder: Path) -> dict:
 
 
 def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
-    """Opens a row or one shard as a `datasets.IterableDataset`, at a `position` (`state_dict`)."""
+    """Opens a row or one shard as an `IterableDataset`, at a stream `position` if given."""
     import datasets
 
     revision = None if row.files and row.dataset in ("json", "parquet") else row.revision
@@ -300,8 +302,8 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
 def _records(row: HubRow, stream, is_start: bool) -> Iterator[Document | None]:
     """Yields the records that have text and pass the row's filters.
 
-    Yields None for a record that lacks a field. With `is_start`, raises ValueError for a field that
-    none of the first `FIRST_RECORDS` has.
+    Yields None for a record that lacks a field. If `is_start`, raises ValueError for a field that
+    is missing from all of the first `FIRST_RECORDS`.
     """
     # The fields that no record has had yet, with the names in the last record.
     unseen: dict[str, str] = dict.fromkeys(row.fields, "") if is_start else {}
@@ -351,7 +353,7 @@ def _record(row: HubRow, record: dict) -> Document | None:
 
 
 def _value(record: object, name: str) -> object:
-    """Returns the value of a field such as `meta.title`, or None if the record lacks it."""
+    """Returns the value of a field, such as `meta.title`, or None if the record lacks it."""
     if not isinstance(record, dict):
         return None
     ends = [index for index in reversed(range(len(name))) if name[index] == "."]

@@ -1,6 +1,6 @@
-"""Asks a server whether a dataset's text may be read, and retries while servers do not answer.
+"""Checks whether a dataset can be read, and retries when servers do not answer.
 
-The library `datasets` hides the reason of an error. If the hub is overloaded or a token is missing,
+The `datasets` library hides the cause of an error. If the Hub is overloaded or a token is missing,
 it reports that the dataset was not found.
 """
 
@@ -25,19 +25,19 @@ REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 OVERLOADED = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 # Base classes of connection errors and time-outs in Python, httpx and aiohttp.
 BROKEN = {"ConnectionError", "TimeoutError", "TransportError", "ClientError"}
-# Errors that are final, although a cause or base class of theirs is in BROKEN.
+# Final errors, although one of their causes or base classes is in BROKEN.
 FINAL = {"OfflineModeIsEnabled", "UnsupportedProtocol", "PermissionError"}
 
 Answer = TypeVar("Answer")
 
 
 def require_readable(row: HubRow, all_files: bool = False) -> None:
-    """Asks the hub, or the servers of a row's files, whether the text may be read.
+    """Asks the Hub, or the servers of a row's files, whether the text can be read.
 
-    Only the server of the first file is asked, unless `all_files`. Raises ValueError with advice if
-    a server refuses, cannot be asked, or (with `all_files`) lacks a file. Raises Unavailable if a
-    server does not answer or is overloaded. All other answers are accepted, because mirrors of the
-    hub differ.
+    By default, only the first file's server is asked. With `all_files`, every file is checked.
+    Raises ValueError if access is denied, if the request cannot be sent, or if `all_files` is set
+    and a file is missing. Raises Unavailable if a server is overloaded or does not answer. Accepts
+    all other responses, because Hub mirrors differ.
     """
     from huggingface_hub.utils import get_session
 
@@ -62,7 +62,7 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
 
 
 def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields (URL, headers) to ask. Raises ValueError if the token cannot be sent in a header."""
+    """Yields (URL, headers) to request. Raises ValueError if the token is not printable ASCII."""
     import datasets
     from huggingface_hub import get_token
 
@@ -87,7 +87,7 @@ def _urls(row: HubRow) -> list[str]:
 
 
 def row_error(row: HubRow, error: Exception) -> Exception:
-    """Makes the error for a row that the library could not read, although no server refuses it."""
+    """Converts a library error to Unavailable if a retry may succeed, otherwise to ValueError."""
     lines = str(error).strip().splitlines()
     reason = ": ".join([type(error).__name__, *(line[:200].rstrip(".") for line in lines[:1])])
     text = f"{_cannot_be_read(row)}: {reason}"
@@ -116,7 +116,7 @@ def _advice(row: HubRow) -> str:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Returns whether a server is unreachable or overloaded, so that a retry may succeed."""
+    """Returns True if a server is unreachable or overloaded, so that a retry may succeed."""
     if (status := _status(error)) is not None:
         return _passes(status)
     return bool(BROKEN & _kinds(error)) and not FINAL & _kinds(error)
@@ -146,9 +146,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def retry_unavailable(work: Callable[[], Answer], progress: Callable[[], object] = int) -> Answer:
-    """Returns `work()`. If it raises Unavailable, retries after each pause of PAUSES_S.
+    """Returns `work()`. If it raises Unavailable, retries after each pause in PAUSES_S.
 
-    After a retry that changed `progress()`, starts again with the first pause.
+    If `progress()` has changed since the last failure, starts over with the first pause.
     """
     pauses, before = iter(PAUSES_S), progress()
     while True:

@@ -1,7 +1,8 @@
-"""Collects the corpus `installed` from the packages of the running Python.
+"""Builds the corpus `installed` from the packages of the running Python interpreter.
 
 Core is Python code. The auxiliary labels are C++ headers, JavaScript, type stubs and licence texts.
-The text is copied into one .jsonl file in the user's storage, and keeps the packages' licences.
+The text is copied to one .jsonl file in the user's storage. It remains under the packages'
+licences.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ from gram_platform.corpora.sources import Progress, silent
 
 # The name of the corpus and of its folder in the cache.
 INSTALLED = "installed"
-# Raise this version when equal files would give other text.
+# Increase this when the same files would give other text.
 INSTALLED_VERSION = 1
 BYTES_OF_LABEL = {CORE: 25_000_000, "cpp": 2_500_000, "javascript": 2_500_000, "stubs": 2_500_000}
 # Most licences are equal, so hundreds of packages have less than 1 MB.
@@ -43,7 +44,7 @@ NO_LICENCES = (".pyc", ".json", ".html", ".so")
 # The most and the fewest characters of a document. Longer files are cut, if possible after lines.
 DOCUMENT_CHARS = 3_000
 FEWEST_CHARS = 200
-# The most characters that are read of a file, so that no file dominates a label.
+# The most characters that are read from a file, so that no file dominates a label.
 FILE_CHARS = 30_000
 # Base64 of fonts, pictures and tables.
 CODED = re.compile(r"[\w+/=]{200}")
@@ -55,7 +56,7 @@ OUR_NAME = __name__.partition(".")[0]
 
 @dataclass(frozen=True)
 class InstalledFile:
-    """One file of a package. `relative` is its path in the packages' folder."""
+    """A file of an installed package. `relative` is its path in site-packages."""
 
     relative: str
     path: str
@@ -75,10 +76,10 @@ def provide_installed_text(
     bytes_of_label: Mapping[str, int] = BYTES_OF_LABEL,
     progress: Progress = silent,
 ) -> Path:
-    """Returns the path of the corpus's .jsonl file in `cache_dir`. Writes a missing file.
+    """Returns the path of the corpus's .jsonl file in `cache_dir`. Writes the file if missing.
 
-    The file's name is a hash of the paths, sizes and times of the packages' files. Raises
-    ValueError if a label has too little text, or if the cache cannot be written.
+    The file name is a hash of the packages' file paths, sizes and modification times. Raises
+    ValueError if a label has too little text, or if the cache is not writable.
     """
     require_plain(cache_dir / INSTALLED)
     folders = package_folders() if folders is None else folders
@@ -99,7 +100,7 @@ def provide_installed_text(
 
 
 def first_units() -> list[Unit]:
-    """Returns the first file of every label. Raises ValueError for a label without files."""
+    """Returns the first usable file of each label. Raises ValueError if a label has none."""
     first = {}
     for file in list_installed_files(package_folders()):
         if file.label not in first and next(_documents(file), None):
@@ -111,7 +112,7 @@ def first_units() -> list[Unit]:
 
 
 def list_installed_files(folders: tuple[Path, ...]) -> list[InstalledFile]:
-    """Lists all files that have a label, sorted by the hashes of their paths."""
+    """Lists all files that have a label, sorted by path hash."""
     files = [file for folder in folders for file in _files_below(folder)]
     return sorted(
         files, key=lambda file: (hashlib.sha256(os.fsencode(file.relative)).digest(), file.path)
@@ -179,7 +180,7 @@ def _too_little(label: str, num_bytes: int, most: int, folders: tuple[Path, ...]
 
 
 def _documents(file: InstalledFile) -> Iterator[str]:
-    """Cuts a file into documents, or skips it if it is unreadable, not UTF-8, or generated."""
+    """Splits a file into documents. Skips files that are unreadable, not UTF-8 or generated."""
     try:
         # All line ends become \n.
         text = Path(file.path).read_text(encoding="utf-8-sig")

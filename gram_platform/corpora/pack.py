@@ -1,7 +1,8 @@
 """Packs a corpus atomically.
 
-Text is split and tokenised part by part (`parts.py`). The tokens are then joined piece by piece and
-cut into sequences. At most one part, one piece and the keys that decide the split are in memory.
+Splits and tokenises the text part by part (`parts.py`). Then joins the tokens piece by piece and
+cuts them into sequences. Memory holds at most one part, one piece and the keys that determine the
+split.
 """
 
 import errno
@@ -75,12 +76,12 @@ from gram_platform.corpora.tokenizer import (
 PASSAGE_CHARS = 4096
 # KEY_RANGE / golden ratio, whose multiples spread evenly over the range.
 GOLDEN = 0x9E3779B97F4A7C15
-# Blocks of a file of sequences in one piece. Pieces have whole blocks, so no page has two writers.
+# Blocks of a sequence file in one piece. Pieces are whole blocks, so no page has two writers.
 PIECE_BLOCKS = 128
 ARRANGED = ("places.npy", "rows.npy")
-# Counts of a file of sequences in the manifest.
+# Counts of a sequence file in the manifest.
 OF_SEQUENCES = ("num_sequences", "num_documents", "num_tokens")
-# A given tokenizer is tested on the first text of so many parts.
+# A given tokenizer is tested on the first text of up to this many parts.
 MOST_TRIED = 64
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -91,12 +92,12 @@ def prepare(
     progress: Progress = silent,
     workers: Workers = in_turn,
 ) -> PackedCorpus:
-    """Opens the corpus in `root/<data_id>`. Packs it first unless it is already complete.
+    """Opens the corpus in `root/<data_id>`. Packs it first if it is missing or incomplete.
 
-    `workers` write parts below `root`, which all their machines mount. The packed bytes do not
-    depend on the workers. If a process is killed, the next call reuses the finished parts.
-    `progress` counts bytes of text. Raises ValueError for bad records, for a domain with too little
-    text in a split, and for a `root` that cannot be written or is full.
+    `workers` write parts below `root`, which must be mounted on all their machines. The packed
+    bytes do not depend on the workers. If a process is killed, the next call reuses the finished
+    parts. `progress` counts bytes of text. Raises ValueError for bad records, if a domain has too
+    little text in a split, or if `root` is full or not writable.
     """
     root = Path(root)
     target = root / recipe.data_id
@@ -178,7 +179,7 @@ def _sum_unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, d
 
 
 def _splitter(recipe: CorpusRecipe, parts: Sequence[Part], files: PartFiles) -> Splitter:
-    """Makes the splitter. It reads all text only if domains hold out different shares."""
+    """Creates the splitter. Reads all text only if domains have different validation shares."""
     differ = len(set(thresholds(recipe).values())) > 1
     read = [part for part in parts if differ or any(unit.held_out for unit in part)]
     folders = files.write("splitting", partial(_write_candidates, recipe), read)
@@ -191,7 +192,7 @@ def _write_candidates(recipe: CorpusRecipe, part: Part, folder: Path) -> None:
 
 
 def _open_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
-    """Loads and tests the recipe's tokenizer, or returns None if it is trained on the corpus."""
+    """Loads and tests the recipe's tokenizer. Returns None if it has yet to be trained."""
     given = recipe.tokenizer
     if given.is_trained:
         return None
@@ -229,11 +230,11 @@ def _train_tokenizer(
 
 
 def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: Path) -> None:
-    """Writes the training documents or passages of a part that are in the tokenizer's sample.
+    """Writes a part's documents or passages for the tokenizer's training sample.
 
-    A document's key decides whether it is sampled. The key is rotated by 32 bits, so that the
-    sample is independent of the split. Each further passage adds GOLDEN to the key, so that long
-    documents give equal shares of passages.
+    A document's key determines whether it is sampled. The key is rotated by 32 bits to make the
+    sample independent of the split. Each later passage of a document adds GOLDEN to the key, so
+    that about the same share of every long document is sampled.
     """
     trained, texts = recipe.tokenizer, []
     sampled = {domain.name: domain.num_bytes for domain in recipe.sample_domains}
@@ -253,23 +254,23 @@ def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: 
 
 @dataclass(frozen=True)
 class JoinPiece:
-    """Consecutive bytes of a file of sequences, and the rows that contain these bytes."""
+    """A byte range of a sequence file, and the rows that overlap it."""
 
     # (split, domain) of the file.
     pair: tuple[str, str]
-    # The first byte and the byte after the last. `rows` likewise.
+    # Start and end (exclusive) of the bytes, and of the rows.
     span: tuple[int, int]
     rows: tuple[int, int]
-    # The rows of the whole file.
+    # The number of rows in the whole file.
     num_rows: int
-    # (path, tokens, checksum, documents) of each part's file that has tokens of the rows.
+    # (path, tokens, checksum, documents) of each part's file with tokens of these rows.
     files: tuple[tuple[Path, int, int, int], ...]
-    # The tokens of the first file before the rows.
+    # How many tokens of the first file precede the rows.
     num_skipped: int
 
 
 def _pieces(recipe: CorpusRecipe, pair: tuple[str, str], files: Sequence[tuple]) -> list[JoinPiece]:
-    """Cuts the file of a (split, domain) at block boundaries. Two pieces may share a row."""
+    """Cuts the sequence file of `pair` at block boundaries. Two pieces may share a row."""
     seq_len, pieces = recipe.seq_len, []
     row_bytes = (seq_len + 1) * token_dtype(recipe.vocab_size).itemsize
     starts = np.cumsum([0, *(num_tokens for _, num_tokens, *_ in files)]).tolist()
@@ -285,7 +286,7 @@ def _pieces(recipe: CorpusRecipe, pair: tuple[str, str], files: Sequence[tuple])
 
 
 def _cut_rows(recipe: CorpusRecipe, piece: JoinPiece) -> np.ndarray:
-    """Reads a piece's rows [N, seq_len + 1]. Each starts with the last token of the row before."""
+    """Reads a piece's rows [N, seq_len + 1]. Each row starts with the previous row's last token."""
     blocks = (read_blocks(path, checksum) for path, _, checksum, _ in piece.files)
     raw = b"".join(chain.from_iterable(blocks))
     tokens = np.frombuffer(raw, token_dtype(recipe.vocab_size))[piece.num_skipped :]
@@ -294,7 +295,7 @@ def _cut_rows(recipe: CorpusRecipe, piece: JoinPiece) -> np.ndarray:
 
 
 def _arrange(recipe: CorpusRecipe, piece: JoinPiece, folder: Path) -> None:
-    """Writes a piece's rows and their positions in the domain's permutation, sorted by position."""
+    """Writes a piece's rows and their permuted positions, sorted by position."""
     order = domain_permutation(recipe.data_id, piece.pair[1], piece.num_rows, inverse=True)
     places = order(np.arange(*piece.rows))
     by_place = np.argsort(places)
@@ -305,10 +306,9 @@ def _arrange(recipe: CorpusRecipe, piece: JoinPiece, folder: Path) -> None:
 def _write_sequences(
     recipe: CorpusRecipe, staging: Path, folders: Sequence[Path], files: PartFiles
 ) -> dict[str, dict]:
-    """Writes the files of all domains and splits. Returns their counts and hashes by path.
+    """Writes the sequence files of all domains and splits. Returns their counts and hashes by path.
 
-    Raises ValueError if a file would be empty. Only the validation file of a `DomainRecipe` with
-    `part_of` may be empty.
+    Raises ValueError if a file would be empty, unless it is the validation file of a domain's part.
     """
     pairs = [(split, domain) for split in SPLITS for domain in recipe.pools]
     parts = {pair: [] for pair in pairs}
@@ -350,7 +350,7 @@ def _write_piece(
     folders_of: Mapping[tuple, Sequence[Path]],
     piece: JoinPiece,
 ) -> list[str]:
-    """Writes a piece to its file. For a permuted file, returns the SHA-256 of each block."""
+    """Writes a piece to its file. Returns the SHA-256 of each block if the file is permuted."""
     (first, after), folders = piece.rows, folders_of.get(piece.pair, ())
     rows = np.empty((after - first, recipe.seq_len + 1), token_dtype(recipe.vocab_size))
     if not folders:

@@ -1,6 +1,6 @@
 """Opens and publishes packed corpora.
 
-`pack.prepare` writes a packed corpus once, as a whole folder:
+`pack.prepare` writes a packed corpus once, as a folder:
 
     manifest.json                 counts, hashes, recipe and fingerprint
     tokenizer.json                the tokenizer that encoded the text
@@ -8,10 +8,10 @@
                                   if vocab_size > 65,535
     validation/<domain>.bin
 
-Inputs are columns 0..seq_len-1, targets columns 1..seq_len. Row n + 1 starts with the last token of
-row n, so every token of a domain except the first is the target of exactly one row. If the recipe
-is `permuted`, the rows of train/ are in the order of their domain's permutation, so that a small
-run reads only the first rows. This module needs only numpy.
+Inputs are columns 0 to seq_len - 1, and targets are columns 1 to seq_len. Row n + 1 starts with the
+last token of row n, so each token of a domain except the first is a target exactly once. If the
+recipe is `permuted`, each domain's training rows are stored in permuted order, so that a small run
+reads only the first rows. This module needs only numpy.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ class SplitSizes(TypedDict):
 
 
 class Blocks(TypedDict):
-    """The SHA-256 of each block of a permuted corpus's files."""
+    """The block size and the SHA-256 of each block of a permuted corpus's files."""
 
     num_bytes: int
     files: dict[str, list[str]]
@@ -76,7 +76,7 @@ class Unspelled(TypedDict):
 
 
 class Manifest(TypedDict):
-    """The fields of manifest.json that this module reads."""
+    """The manifest.json fields that this module reads."""
 
     data_id: str
     fingerprint: str
@@ -91,7 +91,7 @@ class Manifest(TypedDict):
     unspelled: NotRequired[dict[str, Unspelled]]
 
 
-# The bytes of a block of a permuted file. Each block has its own hash, to be fetched by itself.
+# The bytes of a block of a permuted file. Each has its own hash, so it can be fetched alone.
 HASHED_BYTES = 1 << 21
 # The age at which another machine's unfinished folder counts as abandoned.
 STALE_S = 86_400
@@ -100,7 +100,7 @@ LITTLE_LOST, MOST_LOST = 0.01, 0.5
 
 
 class CorruptCorpus(ValueError):
-    """Files of a packed corpus are missing or damaged. Preparing the corpus again repairs them."""
+    """Raised if files of a packed corpus are missing or damaged. Prepare the corpus again."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -108,7 +108,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def cache_folder() -> Path:
-    """Returns the folder `$GRAM_CACHE`, by default `~/.cache/gram`."""
+    """Returns the path in `$GRAM_CACHE`, by default `~/.cache/gram`."""
     return local_path("GRAM_CACHE", os.environ.get("GRAM_CACHE", "~/.cache/gram"))
 
 
@@ -117,7 +117,7 @@ def sequence_path(split: str, domain: str) -> str:
 
 
 def bytes_of_files(manifest: Mapping, splits: Sequence[str] = SPLITS) -> dict[str, int]:
-    """Returns the bytes of the tokenizer and of the splits' files, by path."""
+    """Returns the sizes in bytes of the tokenizer and the sequence files of `splits`, by path."""
     row_bytes = (manifest["seq_len"] + 1) * np.dtype(manifest["dtype"]).itemsize
     sizes = {TOKENIZER: manifest["tokenizer_bytes"]}
     for split, (domain, counts) in product(splits, manifest["domains"].items()):
@@ -126,13 +126,13 @@ def bytes_of_files(manifest: Mapping, splits: Sequence[str] = SPLITS) -> dict[st
 
 
 def corpus_fingerprint(files: dict[str, str]) -> str:
-    """Returns a hash of all files' SHA-256, with 16 hexadecimal digits."""
+    """Hashes the paths and SHA-256 digests of all files to 16 hexadecimal digits."""
     listing = json.dumps(sorted(files.items()), separators=(",", ":"))
     return hashlib.sha256(listing.encode()).hexdigest()[:16]
 
 
 class TokenRows(Protocol):
-    """Token ids [num_sequences, seq_len + 1], in an array or fetched when they are read."""
+    """Token ids [num_sequences, seq_len + 1], in an array or fetched on access."""
 
     def __len__(self) -> int: ...
 
@@ -141,9 +141,9 @@ class TokenRows(Protocol):
 
 @dataclass(frozen=True)
 class PackedCorpus:
-    """An opened packed corpus.
+    """A packed corpus that is open for reading.
 
-    `fetched` has training sequences, by domain, that are read from an object store. It is None if
+    `fetched` maps domains to training sequences that are read from an object store. It is None if
     all files are on this machine.
     """
 
@@ -155,10 +155,10 @@ class PackedCorpus:
     def open(
         cls, path: Path | str, fetched: Mapping[str, TokenRows] | None = None
     ) -> "PackedCorpus":
-        """Opens a folder and checks the files. Each machine checks the contents only once.
+        """Opens a folder and checks its files. Each machine checks the same contents only once.
 
-        Raises CorruptCorpus if the manifest cannot be read, or if a file is missing or does not
-        match the manifest. Raises ValueError for a symbolic link.
+        Raises CorruptCorpus if the manifest is unreadable, or if a file is missing or does not
+        match it. Raises ValueError for a symbolic link.
         """
         path = Path(path)
         for folder in (path, *(path / split for split in SPLITS)):
@@ -181,7 +181,7 @@ class PackedCorpus:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Lines about skipped records, and about text that the tokenizer cannot encode."""
+        """Messages about skipped records and about text that the tokenizer cannot encode."""
         counts = self.manifest.get("skipped", {})
         left_out = (f"{row}: left out {n:,} records without a field" for row, n in counts.items())
         return (*left_out, *describe_unspelled(self.manifest))
@@ -197,7 +197,7 @@ class PackedCorpus:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """Core, and then the auxiliary domains by name."""
+        """Core first, then the auxiliary domains sorted by name."""
         counts = self.manifest["domains"].items()
         return tuple(d for d, splits in counts if splits["validation"]["num_sequences"])
 
@@ -220,11 +220,11 @@ class PackedCorpus:
         return self.sequences("train", domain)
 
     def validation(self, domain: str) -> np.ndarray:
-        """Maps a domain's validation sequences [num_sequences, seq_len + 1] read-only."""
+        """Memory-maps a domain's validation sequences [num_sequences, seq_len + 1] as read-only."""
         return self._map("validation", domain)
 
     def sequences(self, split: str, domain: str) -> TokenRows:
-        """Returns the token ids of a domain's split, [num_sequences, seq_len + 1]."""
+        """Returns a domain's token ids in a split, [num_sequences, seq_len + 1]."""
         self._counts(split, domain)
         if split == "train" and self.fetched is not None:
             return self.fetched[domain]
@@ -236,7 +236,7 @@ class PackedCorpus:
         return np.memmap(target, dtype=np.dtype(self.manifest["dtype"]), mode="r", shape=shape)
 
     def verify(self) -> None:
-        """Raises CorruptCorpus unless every file on this machine has the manifest's SHA-256."""
+        """Raises CorruptCorpus unless all files on this machine match the manifest's SHA-256."""
         for relative in self._bytes_here:
             digest, expected = hash_file(self.path / relative), self.manifest["files"][relative]
             if digest != expected:
@@ -256,7 +256,7 @@ class PackedCorpus:
         marker = cache_folder() / "verified" / name
         if not marker.exists():
             self.verify()
-            # Without the marker the next process only verifies again.
+            # Without the marker, the next process merely verifies again.
             with contextlib.suppress(OSError):
                 marker.parent.mkdir(parents=True, exist_ok=True)
                 marker.touch()
@@ -280,7 +280,7 @@ def describe_unspelled(manifest: Mapping) -> list[str]:
 
 
 def _require_no_link(path: Path) -> str:
-    """Returns the type of a file. Raises ValueError for a link, which could leave the storage."""
+    """Returns a path's file type. Rejects links, which could point outside the storage."""
     if (kind := kind_of(path)) == A_LINK:
         raise unplain(path, kind, "packed data themselves")
     return kind
@@ -298,7 +298,7 @@ def _read_manifest(path: Path) -> dict:
 
 
 def parse_manifest(text: bytes, where: object) -> dict:
-    """Parses a manifest. Raises CorruptCorpus if it is damaged or has another layout."""
+    """Parses a manifest. Raises CorruptCorpus if it is damaged or has another layout version."""
     try:
         manifest = parse_json(text, Manifest)
         counts = {name: manifest[name] for name in ("seq_len", "vocab_size", "tokenizer_bytes")}
@@ -328,7 +328,7 @@ def parse_manifest(text: bytes, where: object) -> dict:
 
 
 def split_documents(rows: np.ndarray, end_of_text: int) -> list[np.ndarray]:
-    """Returns the complete documents in rows [N, seq_len + 1], without their end-of-text tokens."""
+    """Splits rows [N, seq_len + 1] into complete documents, without end-of-text tokens."""
     stream = np.concatenate([rows[:, :-1].reshape(-1), rows[-1, -1:]])
     ends = np.flatnonzero(stream == end_of_text)
     starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
@@ -342,10 +342,10 @@ def prompts_and_truths(
     num_prompt_tokens: int,
     num_tokens: int,
 ) -> list[tuple[list[int], list[int]]]:
-    """Splits documents into pairs of a prompt and at most `num_tokens` tokens that follow it.
+    """Splits documents into prompts and continuations of at most `num_tokens` tokens.
 
-    `wanted` has indices into the list of documents that are longer than a prompt. Raises ValueError
-    for an index that is too large.
+    `wanted` contains indices into the documents that are longer than `num_prompt_tokens`. Raises
+    ValueError if an index is too large.
     """
     long_enough = [d for d in split_documents(rows, end_of_text) if len(d) > num_prompt_tokens]
     if max(wanted) >= len(long_enough):
@@ -357,7 +357,7 @@ def prompts_and_truths(
 
 
 def open_complete(target: Path) -> PackedCorpus | None:
-    """Opens a packed corpus, or returns None if it is missing or incomplete."""
+    """Opens a packed corpus. Returns None if files are missing or damaged."""
     try:
         return PackedCorpus.open(target)
     except CorruptCorpus:
@@ -365,7 +365,7 @@ def open_complete(target: Path) -> PackedCorpus | None:
 
 
 def new_staging(root: Path, data_id: str) -> Path:
-    """Makes a folder for this packing attempt, and removes the folders of abandoned attempts."""
+    """Creates a folder for this packing attempt, and deletes folders of abandoned attempts."""
     place = short_hash(this_place())
     staging = root / f".{data_id}.{place}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
     try:
@@ -394,7 +394,7 @@ def _is_abandoned(staging: Path, place: str) -> bool:
 
 
 def publish(staging: Path, target: Path) -> None:
-    """Renames a finished folder to `target`. Replaces a corpus there only if it is incomplete."""
+    """Renames a finished folder to `target`, unless a complete corpus is already there."""
     for _ in range(3):
         try:
             staging.rename(target)

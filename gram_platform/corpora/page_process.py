@@ -1,8 +1,8 @@
 """Tests a tokenizer on pages of text, with limits on memory and time.
 
-`tokenizer.require_page` runs this script. Standard input is the JSON list [sys.path, most tokens
-per byte, [bytes of memory, seconds of CPU], tokenizer.json, pages]. A fault is written to standard
-error, with exit code 1.
+`tokenizer.require_page` runs this script. Standard input is a JSON list: [sys.path, maximum tokens
+per byte, [bytes of memory, CPU seconds], tokenizer.json, pages]. If the test fails, the script
+writes the reason to standard error and exits with code 1.
 """
 
 import json
@@ -10,15 +10,14 @@ import resource
 import sys
 from itertools import cycle, islice
 
-# The characters of a long text, for which a tokenizer with quadratic time takes too long.
+# Characters of a long text, which takes a tokenizer with quadratic time too long.
 LONG_CHARS = 1 << 18
 
 
 def fault_of(tokenizer, page: str, most: int) -> str | None:
-    """Describes the first line that makes the library panic or gives too many tokens.
+    """Describes the first line that crashes the library or has more than `most` tokens per byte.
 
-    The lines are those of the page and two long texts. More than `most` tokens per byte are too
-    many. Returns None if there is no fault.
+    Tests each line of the page and two long texts. Returns None if all pass.
     """
     long = "".join(islice(cycle(page), LONG_CHARS))
     for line in [*page.splitlines(), "a" * LONG_CHARS, long]:

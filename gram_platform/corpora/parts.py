@@ -1,4 +1,4 @@
-"""Divides a corpus into parts for long work, and writes the files of each part atomically.
+"""Divides a corpus into parts, and writes the files of each part atomically.
 
 A part is a group of consecutive pieces of the corpus's units (see `records.py`). Parts depend only
 on the corpus, never on the number of workers.
@@ -31,7 +31,7 @@ from gram_platform.corpora.tokenizer import Speller, configure, end_of_text_id, 
 
 STORIES_PER_PART = 1 << 13
 BATCH_CHARS = 1 << 20
-# Files of a part next to its tokens.
+# Files of a part besides its tokens.
 KEYS, COUNTS = "keys.bin", "counts.json"
 
 Task, Result = TypeVar("Task"), TypeVar("Result")
@@ -42,18 +42,18 @@ Workers = Callable[[Callable[[Task], Result], Sequence[Task]], Iterator[tuple[in
 def in_turn(
     function: Callable[[Task], Result], tasks: Sequence[Task]
 ) -> Iterator[tuple[int, Result]]:
-    """Yields (index, `function(task)`) in order. Other `Workers` may yield in any order."""
+    """Runs tasks serially and yields (index, result) in order. Other `Workers` may reorder them."""
     return enumerate(map(function, tasks))
 
 
 def call_on_one_core(function: Callable[[Task], Result], task: Task) -> Result:
-    """Calls `function`, and limits this process's tokenizers to one thread."""
+    """Calls `function` with this process's tokenizers limited to one thread."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return function(task)
 
 
 def parts_of(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> list[Part]:
-    """Divides all text of a corpus, in order, into parts."""
+    """Divides the text of a corpus into parts, in order."""
     if isinstance(recipe.source, StoriesSource):
         total = sum(number for _, number in recipe.source.num_documents)
         return [
@@ -70,7 +70,7 @@ def _num_bytes(piece: Unit) -> int:
 
 @dataclass(frozen=True)
 class PartFiles:
-    """The folders that parts are written to, below `folder`, and the workers that write them."""
+    """Writes each part to its own folder below `folder`, using `workers`."""
 
     folder: Path
     workers: Workers
@@ -85,9 +85,10 @@ class PartFiles:
         parts: Sequence[Task],
         *depends_on: object,
     ) -> list[Path]:
-        """Calls `write(part, folder)` for every part without a folder, and returns all folders.
+        """Calls `write(part, folder)` for each part that has no folder yet. Returns all folders.
 
-        A folder's contents must depend only on the part, `depends_on` and the corpus.
+        A folder is named by a hash of the part and `depends_on`. Apart from the corpus, only these
+        may affect its contents.
         """
         keys = [short_hash([str(part), *depends_on]) for part in parts]
         folders = [self.folder / f"{activity.partition(' ')[0]}-{key}" for key in keys]
@@ -102,10 +103,10 @@ class PartFiles:
 
 
 def _write_whole(write: Callable[[Task, Path], None], task: tuple[Task, Path]) -> None:
-    """Fills a hidden folder and renames it, unless another process finished the part meanwhile.
+    """Writes a part to a temporary folder and renames it, unless the part is already finished.
 
-    Files named .bin are not flushed, because this is slow. Checksums show if a power failure
-    damaged them.
+    Files named .bin are not flushed to disk, because this is slow. Checksums reveal damage by a
+    power failure.
     """
     part, target = task
     if target.exists():
@@ -128,9 +129,9 @@ def _write_whole(write: Callable[[Task, Path], None], task: tuple[Task, Path]) -
 def write_tokens(
     recipe: CorpusRecipe, splitter: Splitter, tokenizer_json: str, part: Part, folder: Path
 ) -> None:
-    """Tokenises a part into a file for each domain and split.
+    """Tokenises a part. Writes one token file per domain and split.
 
-    Also writes counts, and a file of text keys, tagged with domain and split (`tag_keys`).
+    Also writes counts, and a file of text keys, which `tag_keys` tags with domain and split.
     """
     tokenizer, dtype = _tokenizer(tokenizer_json), token_dtype(recipe.vocab_size)
     end = end_of_text_id(tokenizer)
@@ -157,7 +158,7 @@ def write_tokens(
                         counted = speller.lost(text, encoding.ids)
                     lost[domain] = lost.get(domain, 0) + np.array(counted)
                 tokens = np.array([*encoding.ids, end], dtype)
-                # A text that spells the end of a text would otherwise end early.
+                # Otherwise, a text that contains the end token would end early.
                 tokens = np.append(tokens[tokens != end], tokens[-1:])
                 pair = SPLITS[is_validation], true_domain[domain] if is_validation else domain
                 found.setdefault(pair, []).append(tokens)
@@ -181,7 +182,7 @@ def counts_of(folder: Path) -> dict:
 
 
 def read_blocks(path: Path, checksum: int) -> Iterator[bytes]:
-    """Yields a part's file in blocks. At the end, raises ValueError if the file is damaged."""
+    """Yields a file's blocks. Raises ValueError at the end if the checksum does not match."""
     found = 0
     with path.open("rb") as handle:
         while block := handle.read(BLOCK_BYTES):

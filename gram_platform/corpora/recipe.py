@@ -1,8 +1,8 @@
-"""Defines `CorpusRecipe`, which decides the bytes of a packed corpus. Its hash is the `data_id`.
+"""Defines `CorpusRecipe`, which determines the bytes of a packed corpus. Its hash is the `data_id`.
 
-A recipe has the hash of local records, the parameters of generated stories, or hub datasets with
-their revisions. It has no paths, so a corpus keeps its `data_id` if files are moved, renamed or
-compressed.
+A recipe contains a hash of local records, the parameters of generated stories, or Hub datasets and
+their revisions. The paths of local records are not hashed, so the `data_id` does not change if the
+files are moved, renamed or compressed.
 """
 
 import re
@@ -24,12 +24,12 @@ from gram_platform.config.identity import (
 )
 from gram_platform.config.plain import from_plain
 
-# Raise this version when an equal recipe would give other tokens. Every data_id changes.
+# Increase this when the same recipe would give other tokens. Every data_id then changes.
 PACK_VERSION = 1
 TRAINED = ("bpe", "bpe-passages")
 # The tokens of 256 bytes and of the end of text.
 MIN_BPE_VOCAB = 257
-# The fewest documents or passages for which a tokenizer's sample has room.
+# The fewest documents or passages that fit into a tokenizer's sample.
 MIN_SAMPLED = 64
 # Bytes per token of an unknown tokenizer, as the mean, the least, and the most in validation.
 BYTES_PER_TOKEN = 4.0
@@ -56,21 +56,21 @@ BUILDERS = ("json", "parquet", "text")
 
 @dataclass(frozen=True)
 class HubRow:
-    """One dataset of the Hugging Face hub.
+    """A dataset on the Hugging Face Hub.
 
-    All records have the label `label`. Alternatively, the field `label_field` has a record's label,
-    and `labels` lists all labels. `keep` and `drop` are (field, regular expression) pairs. A record
-    is read if every pair of `keep` and no pair of `drop` matches. A dot in a field's name descends
-    into nested fields, unless a field has the whole name. The items of a list are joined by spaces.
-    `data_dir` selects a folder of the repository, and `files` selects files. For the dataset "json"
-    or "parquet", `files` are local files or URLs.
+    Either all records have the label `label`, or the field `label_field` holds each record's label,
+    one of `labels`. `keep` and `drop` are (field, regular expression) pairs. A record is read if it
+    matches all pairs of `keep` and no pair of `drop`. A dot in a field name accesses a nested
+    field, unless a field has the full name. List items are joined by spaces. `data_dir` selects a
+    folder of the repository, and `files` selects files. For a dataset in `BUILDERS`, `files` are
+    local files or URLs.
     """
 
     dataset: str
     revision: str = "main"
     # Fields whose texts are joined by a blank line.
     text_fields: tuple[str, ...] = ("text",)
-    # The share of the corpus's tokens. A held-out row does not use it.
+    # The share of the corpus's tokens. Ignored for a held-out row.
     share: float = 1.0
     # Whether a person or `gram prepare --check` has read a record of this revision.
     verified: bool = False
@@ -84,7 +84,7 @@ class HubRow:
     drop: tuple[tuple[str, str], ...] = ()
     note: str = field(default="", compare=False)
     data_dir: str = add_field("")
-    # Whether all records are validation.
+    # Whether all records are in the validation split.
     held_out: bool = add_field(False)
     # An estimate for the corpus's tokenizer.
     bytes_per_token: float = 4.5
@@ -116,37 +116,37 @@ class HubRow:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields that a record must have."""
+        """The fields that every record must have."""
         label = (self.label_field,) if self.label_field else ()
         return tuple(dict.fromkeys((*self.text_fields, *label, *dict(self.keep + self.drop))))
 
     @property
     def identity(self) -> dict:
-        """The values of the fields that decide which records are read."""
+        """The values of the fields that determine which records are read."""
         return {f.name: v for f, v in identity_fields(self).items() if f.name not in NO_IDENTITY}
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """Hub datasets, and the bytes of text to take from the start of each."""
+    """Hub datasets, and how many bytes of text to take from the start of each."""
 
     rows: tuple[HubRow, ...]
     num_bytes: tuple[int, ...]
 
     @property
     def available_bytes(self) -> tuple[int, ...]:
-        """The `num_bytes` of each row, or the row's estimated bytes if these are fewer."""
+        """The `num_bytes` of each row, limited to the row's estimated size if that is known."""
         available = [round(row.available_tokens * row.bytes_per_token) for row in self.rows]
         return tuple(min(n, most or n) for n, most in zip(self.num_bytes, available, strict=True))
 
 
 def part_bytes(done: int) -> int:
-    """Returns the bytes of text for a row's next part, after `done` bytes in earlier parts."""
+    """Returns the size of a row's next part, after `done` bytes of text in earlier parts."""
     return min(PART_BYTES, max(FIRST_PART_BYTES, done // GROWTH))
 
 
 def whole_parts(num_bytes: float) -> int:
-    """Rounds the bytes of a row up to whole parts."""
+    """Rounds a row's size in bytes up to whole parts."""
     done = 0
     while done < min(num_bytes, GROWTH * PART_BYTES):
         done += part_bytes(done)
@@ -161,11 +161,11 @@ def validation_bytes(num_sequences: int, seq_len: int) -> float:
 
 @dataclass(frozen=True)
 class TokenizerRecipe:
-    """The origin of a tokenizer.
+    """Describes where a tokenizer comes from.
 
-    The kind `bpe` is a byte-level BPE that is trained on about `sample_bytes` of training
-    documents. `bpe-passages` is trained on passages of documents instead. `file` is a
-    `tokenizer.json` whose SHA-256 is `source`. `hub` is the tokenizer `name@revision` of the hub.
+    The kinds `bpe` and `bpe-passages` train a byte-level BPE on about `sample_bytes` of training
+    text, which is sampled as whole documents or as passages. `file` is a `tokenizer.json` with the
+    SHA-256 `source`. `hub` is the Hub tokenizer `source`, written `name@revision`.
     """
 
     kind: str
@@ -189,7 +189,7 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True)
 class DomainRecipe:
-    """A domain with its labels, or a part of a domain whose training text is packed separately."""
+    """A domain, or a part of a domain (`part_of`) whose training text is packed separately."""
 
     name: str
     labels: tuple[str, ...]
@@ -200,7 +200,7 @@ class DomainRecipe:
     bytes_per_token: float = add_field(BYTES_PER_TOKEN)
     # Bytes of a dataset's test split, all of which is validation.
     held_out_bytes: int = add_field(0)
-    # The true domain of a part. The part `DOMAIN:OTHER` is trained as text of OTHER.
+    # The true domain of a part. Training uses the part `DOMAIN:OTHER` as text of OTHER.
     part_of: str = add_field("")
 
     @property
@@ -224,7 +224,7 @@ class DomainRecipe:
 
 @dataclass(frozen=True)
 class FilesSource:
-    """Local records. `content` is a hash of all records that is independent of the files' order."""
+    """Local records. `content` hashes all records, independent of the order of files."""
 
     content: str
     num_units: int
@@ -232,7 +232,7 @@ class FilesSource:
 
 @dataclass(frozen=True)
 class StoriesSource:
-    """Generated stories, see `stories.stories_source`."""
+    """Generated stories (see `stories.stories_source`)."""
 
     num_documents: tuple[tuple[str, int], ...]
     num_facts: int
@@ -245,7 +245,7 @@ class StoriesSource:
 
 @dataclass(frozen=True)
 class CorpusRecipe:
-    """All values that decide the bytes of a packed corpus."""
+    """All values that determine the bytes of a packed corpus."""
 
     source: FilesSource | StoriesSource | HubSource
     domains_from: tuple[DomainRecipe, ...]
@@ -283,17 +283,17 @@ class CorpusRecipe:
 
     @property
     def sample_domains(self) -> tuple[DomainRecipe, ...]:
-        """The domains on whose text a tokenizer is trained."""
+        """The domains whose text is used to train the tokenizer."""
         return self.domains_from[: 1 if self.tokenizer.core_only else None]
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """Core, and then the auxiliary domains by name."""
+        """Core first, then the auxiliary domains sorted by name."""
         return tuple(d.name for d in self.domains_from if not d.part_of)
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """The names of the domains and of their parts."""
+        """The names of the domains and of their separately packed parts."""
         return tuple(d.name for d in self.domains_from)
 
     @property
@@ -302,7 +302,7 @@ class CorpusRecipe:
         return {label: domain for label, domain in pairs if LABELLED not in label}
 
     def plain(self) -> dict:
-        """Returns all fields except paths as JSON values, for the hash `data_id`."""
+        """Returns the fields that are hashed for `data_id` as JSON values. Paths are excluded."""
         fields = {f.name: v for f, v in identity_fields(self).items() if f.compare}
         source = to_plain(fields.pop("source"))
         if isinstance(self.source, HubSource):
@@ -311,7 +311,7 @@ class CorpusRecipe:
 
     @property
     def data_id(self) -> str:
-        """The name of the packed corpus, which has 12 hexadecimal digits."""
+        """The name of the packed corpus, a hash of 12 hexadecimal digits."""
         return short_hash({"pack_version": PACK_VERSION, "recipe": self.plain()})
 
     def of_domain(self, domain: str) -> DomainRecipe:
@@ -321,11 +321,11 @@ class CorpusRecipe:
         return [pool for pool in self.domains_from if pool.domain == domain]
 
     def validation_share(self, domain: str) -> float:
-        """Returns the share of a domain's documents, at most half, that are validation.
+        """Returns the share of a domain's documents in the validation split, at most half.
 
-        The share exceeds `validation_fraction` if the domain is too small for
-        `validation_sequences` or has few documents. If a test split is held out, the share covers
-        only what the test split lacks.
+        The share exceeds `validation_fraction` if the domain has few documents or is too small for
+        `validation_sequences`. If the domain has held-out text, the share only covers the sequences
+        that are still missing.
         """
         recipe = self.of_domain(domain)
         pools = self.pools_of(recipe.domain)
@@ -338,7 +338,7 @@ class CorpusRecipe:
         return min(MAX_VALIDATION, max(self.validation_fraction, floor, few))
 
     def estimate_sequences(self, split: str, domain: str, bytes_per_token: float = 0.0) -> int:
-        """Estimates the number of sequences. `bytes_per_token` is by default that of the domain."""
+        """Estimates the number of sequences. `bytes_per_token` defaults to the domain's."""
         recipe, share = self.of_domain(domain), self.validation_share(domain)
         num_bytes = recipe.num_bytes * (1 - share)
         if split == "validation":
@@ -347,13 +347,13 @@ class CorpusRecipe:
         return int(num_bytes / (bytes_per_token or recipe.bytes_per_token)) // self.seq_len
 
     def most_sequences(self, split: str, domain: str) -> int:
-        """Returns an upper bound on the number of sequences. For a hub corpus it is an estimate."""
+        """Returns an upper bound on the number of sequences, or an estimate for a Hub corpus."""
         rate = 0.0 if isinstance(self.source, HubSource) else FEWEST_BYTES_PER_TOKEN
         return self.estimate_sequences(split, domain, rate)
 
 
 def recipe_from_plain(plain: Mapping) -> CorpusRecipe | None:
-    """Reads `plain()` of a recipe of stories with a trained tokenizer. Returns None for others."""
+    """Rebuilds a recipe from `plain()`. Returns None unless it has stories and a trained BPE."""
     tokenizer, source = from_plain(TokenizerRecipe, plain["tokenizer"]), dict(plain["source"])
     if source.pop("kind") != StoriesSource.__name__ or not tokenizer.is_trained:
         return None

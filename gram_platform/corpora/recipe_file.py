@@ -1,4 +1,4 @@
-"""Reads a user's description of a corpus, as a recipe in TOML or a URL `hf://ORG/NAME?...`."""
+"""Reads a user's corpus description from a TOML recipe or a URL `hf://ORG/NAME?...`."""
 
 import contextlib
 import functools
@@ -29,16 +29,16 @@ from gram_platform.corpora.tokenizer import is_on_hub
 
 SUFFIX, SCHEME = ".toml", "hf://"
 IN_URL = ("label", "text", "labels", "core", "config", "split", "files")
-# A recipe's name for the field of an error.
+# Maps the field of an error to its name in a recipe.
 IN_RECIPE = {"core_label": "core_labels", "label": "globs"}
 IN_RECIPE |= {name: name for name in ("tokenizer", "end_of_text")}
 
 
 def read_description(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorpus | None:
-    """Returns the description of a corpus from a name in the catalog, a recipe's path or a URL.
+    """Returns the description of a catalog name, TOML recipe or URL, or None for other paths.
 
-    Returns None for any other path. Reads the labels of a URL without `labels` from the hub. Raises
-    ValueError, with file, line and field, for a recipe that cannot be used.
+    If a URL has no `labels`, reads them from the Hub. Raises ValueError with file, line and field
+    for an invalid recipe.
     """
     name = str(corpus)
     if name.startswith(SCHEME):
@@ -59,7 +59,7 @@ def recipe_text(corpus: str) -> str:
 
 
 def text_units(corpus: str | Path) -> tuple[Unit, ...]:
-    """Finds the files of a recipe of local text. Raises ValueError if files are missing."""
+    """Finds the files of a recipe for local text. Raises ValueError if files are missing."""
     path = catalog.CORPORA.get(str(corpus)) or local_path("corpus", corpus)
     written, text = _from_file(path)
     root = path.parent / text.root
@@ -75,7 +75,7 @@ def text_units(corpus: str | Path) -> tuple[Unit, ...]:
 def locate_errors(corpus: str | Path, flags: Collection[str]) -> Iterator[None]:
     """Context manager that adds a recipe's file, line and field to errors about its values.
 
-    Errors about `flags` are unchanged, because these values are not from the recipe.
+    Leaves errors about `flags` unchanged, because those values do not come from the recipe.
     """
     try:
         yield
@@ -124,7 +124,7 @@ def _place_files(row: HubRow, folder: Path) -> HubRow:
     )
 
 
-# Cached, because studies need the labels several times, and they are read over the network.
+# Cached, because the labels are read over the network and studies need them several times.
 @functools.cache
 def _from_url(url: str) -> HubCorpus:
     name, _, query = url.removeprefix(SCHEME).partition("?")

@@ -1,10 +1,11 @@
-"""Reads records from text files, and from .jsonl and .parquet that are plain, gzip or zstd.
+"""Reads records from text files, and from .jsonl and .parquet files (plain, gzip or zstd).
 
-A record has a label and a text. A line of .jsonl may have `prompt` and `response` instead, and gets
-the label `instructions`.
+A record has a label and a text. A .jsonl line can have `prompt` and `response` instead, and is then
+labelled `instructions`.
 
-A *unit* is one data file, or all text files of one label. A scan cuts a large unit into *pieces*,
-which several processes can read. Only one line, parquet batch or text file is in memory at a time.
+A *unit* is one data file, or all text files of one label. A scan divides a large unit into
+*pieces*, which several processes can read. Memory holds only one line, Parquet batch or text file
+at a time.
 """
 
 import codecs
@@ -30,7 +31,7 @@ from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE, instruction_te
 PACKED = ("", ".gz", ".zst")
 PARQUET = tuple(".parquet" + packed for packed in PACKED)
 FORMATS = tuple(".jsonl" + packed for packed in PACKED) + PARQUET
-# The most empty lines in a row, because a small compressed file could have lines for hours.
+# The most consecutive empty lines. A small compressed file could hold hours of them.
 MAX_EMPTY_LINES = 1_000_000
 # The most unpacked bytes for each byte on disk. Text has 2 to 20.
 MAX_EXPANSION = 200
@@ -46,7 +47,7 @@ MOST_TEXTS = 100
 
 
 class ChangedText(ValueError):
-    """A unit's records have changed since the unit was scanned. `paths` are the unit's files."""
+    """Raised if a unit's records have changed since its scan. `paths` are the unit's files."""
 
     def __init__(self, name: str, paths: tuple[Path, ...]) -> None:
         # Unpickling needs these arguments.
@@ -66,8 +67,8 @@ class Document(NamedTuple):
 class Unit:
     """A data file (`label` is ""), the text files of one label, or a piece of either.
 
-    In a plain .jsonl, `span` is (first byte, end or None, number of lines before). For generated
-    stories, `span` counts documents instead of bytes.
+    In a plain .jsonl, `span` is (first byte, end or None, number of preceding lines). For generated
+    stories, the first two count documents instead of bytes.
     """
 
     paths: tuple[Path, ...]
@@ -84,12 +85,12 @@ class Unit:
 
     @property
     def pieces(self) -> "tuple[Unit, ...]":
-        """The pieces into which a scan has cut the unit, in order, or else the unit itself."""
+        """The pieces in order if a scan has divided the unit, otherwise the unit itself."""
         return self.cut or (self,)
 
 
 def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
-    """Adds a record to a hash, equally for all file formats. Returns the text's size in bytes."""
+    """Adds a record to a hash, independent of the file format. Returns the text's size in bytes."""
     label_bytes, text_bytes = label.encode(), text.encode()
     digest.update(b"%d,%d:" % (len(label_bytes), len(text_bytes)))
     digest.update(label_bytes)
@@ -98,10 +99,10 @@ def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
 
 
 def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[str, str]]:
-    """Yields (domain or part, text) of the units.
+    """Yields (domain or part, text) of each document in the units.
 
-    Raises ValueError for a bad record, a label without a domain, or a unit that changed since its
-    scan.
+    Raises ValueError for a bad record, a label without a domain, or a unit that has changed since
+    its scan.
     """
     source = recipe.source
     pool_of = {label: pool.name for pool in recipe.domains_from for label in pool.labels}
@@ -132,7 +133,7 @@ def is_data_file(name: str) -> bool:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Context manager that turns an OSError into a ValueError that names the file."""
+    """Context manager that converts an OSError to a ValueError that names the file."""
     try:
         yield
     except OSError as error:
@@ -145,9 +146,9 @@ def size_of(path: Path) -> int:
 
 
 def read_unit(unit: Unit) -> Iterator[Document]:
-    """Yields the records of a unit, in order.
+    """Yields a unit's records in order.
 
-    Raises ValueError, with the file and the line or row, for a record or file that cannot be read.
+    Raises ValueError with the file and line (or row) if a record or file cannot be read.
     """
     for path in unit.paths:
         with reading(path):
@@ -161,7 +162,7 @@ def read_unit(unit: Unit) -> Iterator[Document]:
 
 
 def _read_text(path: Path, label: str) -> Iterator[Document]:
-    """Yields a file's text, without a byte order mark, as one document unless it is blank."""
+    """Yields a file's text as one document, without a byte order mark. Skips blank files."""
     if size_of(path) > MAX_RECORD_BYTES:
         raise _too_large(str(path))
     raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
@@ -221,7 +222,7 @@ def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Docum
                 f"{where}: is not UTF-8 (byte {error.start}: {error.reason})"
             ) from None
         except (ValueError, RecursionError) as error:
-            # The line is no JSON, or has an integer of thousands of digits.
+            # The line is not JSON, or has an integer of thousands of digits.
             raise ValueError(
                 f"{where}: is not one JSON object that can be read ({error})"
             ) from None
@@ -260,7 +261,7 @@ def _read_parquet(path: Path) -> Iterator[Document]:
                     raise ValueError(
                         f"{path}: a row group unpacks to {unpacked:,} bytes: write smaller ones"
                     )
-                # The file may store a text once that all rows of the group repeat.
+                # The file may store a text only once if all rows of the group repeat it.
                 num_rows = min(max(1, BATCH_BYTES // max(1, unpacked)), BATCH_ROWS)
                 for batch in table.iter_batches(num_rows, row_groups=[group], columns=names):
                     columns = (batch.column(name).to_pylist() for name in names)
@@ -296,7 +297,7 @@ def _find_columns(path: Path, schema) -> list[str]:
 
 
 def _make_record(where: str, text: object, label: object, true_label: object = None) -> Document:
-    """Makes a record. A wrong label is replaced by `TRUE_LABEL -labelled-> LABEL`."""
+    """Makes a record. Its label is `TRUE_LABEL -labelled-> LABEL` if `true_label` differs."""
     seen = _text_of(where, "label", label)
     if true_label not in (None, label):
         seen = _text_of(where, TRUE_LABEL, true_label) + LABELLED + seen
@@ -325,7 +326,7 @@ def _too_large(where: str) -> ValueError:
 
 
 def find_jsonl(field: str, place: str, fields: str) -> Unit:
-    """Returns the unit of a .jsonl that a user names. Raises ValueError for any other path."""
+    """Returns the unit of a user's .jsonl file. Raises ValueError if there is no such file."""
     path = local_path(field, place)
     if target_kind(field, path) != A_FILE or not path.name.lower().endswith(".jsonl"):
         raise invalid(field, place, f"a file named *.jsonl that exists, of lines with {fields}")
@@ -335,9 +336,9 @@ def find_jsonl(field: str, place: str, fields: str) -> Unit:
 
 
 def read_texts(place: str) -> Texts:
-    """Reads a user's (domain, text) pairs from the fields `label` and `text` of a .jsonl.
+    """Reads a user's (domain, text) pairs from the fields `label` and `text` of a .jsonl file.
 
-    Raises ValueError for a bad line, an empty file, or more than `MOST_TEXTS` lines.
+    Raises ValueError for an invalid line, an empty file or more than `MOST_TEXTS` lines.
     """
     unit = find_jsonl("texts", place, "text, label")
     texts = tuple((label, text) for label, text in islice(read_unit(unit), MOST_TEXTS + 1))

@@ -1,4 +1,4 @@
-"""Turns the corpus and core labels that a user names into a recipe."""
+"""Turns a user's corpus and core labels into a recipe."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -46,7 +46,7 @@ from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_reci
 CORE_MARGIN, AUX_MARGIN = 1.10, 1.20
 # The estimated bytes of a row times this factor are enough for all of the row.
 UNKNOWN = 1.25
-# The most labels that an error names.
+# The most labels that an error lists.
 MOST_NAMED = 100
 
 # Documents and bytes of text by label.
@@ -57,10 +57,10 @@ CoreLabel = str | tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Packing:
-    """A user's choices about how to pack a corpus."""
+    """A user's settings for packing a corpus."""
 
     seq_len: int
-    # The size of a trained tokenizer, and the most of any other tokenizer.
+    # The size of a trained tokenizer, and the limit for any other tokenizer.
     vocab_size: int
     # The labels of core, or None for the catalog's. Every other label is an auxiliary domain.
     core_label: CoreLabel = None
@@ -68,8 +68,8 @@ class Packing:
     tokenizer: str = ""
     # The fewest sequences of each domain, see `CorpusRecipe.validation_share`.
     validation_sequences: int = 32
-    # Tokens of core to fetch from the hub, and auxiliary tokens as a share of them, or 0 for the
-    # catalog's numbers. Other corpora are packed whole.
+    # Core tokens to fetch from the hub, and the ratio of auxiliary tokens to core tokens. 0 means
+    # the catalog's number. Other corpora are packed in full.
     core_tokens: int = 0
     aux_share: float = 0.0
     sample_bytes: int = DEFAULT_SAMPLE_BYTES
@@ -89,12 +89,13 @@ def resolve(
 ) -> CorpusRecipe:
     """Returns the recipe of a corpus.
 
-    `corpus` is a name in the catalog, a folder or file of .jsonl or .parquet (plain, .gz or .zst)
-    with `text` and `label`, a .json file of labelled globs, a recipe in TOML, or
-    hf://ORG/NAME?label=FIELD&text=FIELD. Scans of local files are stored in `cache_dir`.
+    `corpus` can be a catalog name, a TOML recipe, a .json file of labelled globs, or
+    hf://ORG/NAME?label=FIELD&text=FIELD. It can also be a .jsonl or .parquet file (plain, .gz or
+    .zst) with `text` and `label`, or a folder of such files. Scans of local files are cached in
+    `cache_dir`.
 
     Raises ValueError for an unknown corpus or core label, bad records (with file and line), labels
-    that cannot be domains, local domains with a single document, and an unfit tokenizer.
+    that cannot be domains, local domains with a single document, and an unsuitable tokenizer.
     """
     description, core_label, units = read_description(corpus), packing.core_label, ()
     flags = [name for name in ("core_label", "tokenizer") if getattr(packing, name)]
@@ -141,12 +142,12 @@ def resolve(
 
 
 def catalog_names() -> tuple[str, ...]:
-    """Lists the names of corpora that `resolve` accepts."""
+    """Lists the corpus names that `resolve` accepts."""
     return tuple(sorted((*catalog.CORPORA, INSTALLED)))
 
 
 def describe_corpus(name: str) -> str:
-    """Returns a line about the origin of a named corpus."""
+    """Returns a line that describes the source of a named corpus."""
     corpus = read_description(name)
     if isinstance(corpus, StoriesCorpus):
         counts = f"{corpus.core_documents:,} of core, {corpus.aux_documents:,} of each other topic"
@@ -161,9 +162,9 @@ def describe_corpus(name: str) -> str:
 
 
 def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, str], float]:
-    """Returns {(domain, dataset): training tokens} of a named hub corpus, or {} for other corpora.
+    """Returns {(domain, dataset): training tokens} of a named Hub corpus, or {} for other corpora.
 
-    The auxiliary domains together have `aux_share` times core's tokens, in equal shares.
+    The auxiliary domains get equal shares of `aux_share * core_tokens` tokens.
     """
     corpus = read_description(name) if name in catalog_names() else None
     if not isinstance(corpus, HubCorpus):
@@ -184,12 +185,12 @@ def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, st
 
 
 def grows_with_size(corpus: str | Path) -> bool:
-    """Returns whether a corpus packs more text for more training tokens, as hub corpora do."""
+    """Returns True if a corpus packs more text for more training tokens, as Hub corpora do."""
     return isinstance(read_description(corpus), HubCorpus)
 
 
 def existing_path(corpus: str | Path) -> Path:
-    """Returns the absolute path of an unnamed corpus. Raises ValueError if it does not exist."""
+    """Returns a corpus's absolute path. Raises ValueError if it does not exist."""
     path = local_path("corpus", corpus)
     if not target_kind("corpus", path):
         names = catalog_names()
@@ -201,10 +202,10 @@ def existing_path(corpus: str | Path) -> Path:
 def core_labels(
     given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Returns core's labels, which are `given`, or else `default`.
+    """Returns core's labels, which are `given`, or `default` if `given` is empty.
 
-    Without either, returns all labels except the first `DEFAULT_NUM_AUX` by name. Raises ValueError
-    for a label that the corpus lacks, or if no label is left for other domains.
+    If both are empty, returns all labels except the first `DEFAULT_NUM_AUX` by name. Raises
+    ValueError for an unknown label, or if no label remains for auxiliary domains.
     """
     core = given or default or tuple(sorted(labels))[catalog.DEFAULT_NUM_AUX :]
     if isinstance(core, str):
@@ -230,7 +231,7 @@ def _list_names(labels: Collection[str]) -> str:
 
 
 def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[str]:
-    """Returns the labels except core's, sorted. Raises ValueError if one cannot name a domain."""
+    """Returns the labels outside core, sorted. Raises ValueError if one is no valid domain name."""
     auxiliary = sorted(set(labels) - set(core))
     for label in auxiliary:
         if label == CORE:
@@ -267,7 +268,7 @@ def _of_stories(
 
 
 def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
-    """Makes a source that spreads core's documents and instructions evenly over core's topics."""
+    """Creates a story source. Spreads core's documents and instructions over core's topics."""
     share, rest = divmod(corpus.core_documents, len(core))
     documents = {topic: share + (rank < rest) for rank, topic in enumerate(core)}
     documents |= {topic: corpus.aux_documents for topic in stories.TOPICS if topic not in core}
@@ -280,7 +281,7 @@ def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
 
 
 def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
-    """Decides how many bytes to take from each row, as if a row's labels were equally common."""
+    """Decides how many bytes to take from each row, assuming equally common labels."""
     core_tokens = packing.core_tokens or corpus.core_tokens
     aux_share = packing.aux_share or corpus.aux_share
     rows = replace(corpus, core_tokens=core_tokens, aux_share=aux_share).rows
@@ -315,7 +316,7 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
 
 
 def _with_validation(trained_bytes: float, floor: float, has_held_out: bool) -> float:
-    """Returns how many bytes to take, so that `trained_bytes` remain after the validation split."""
+    """Returns how many bytes to take so that `trained_bytes` remain after the validation split."""
     if has_held_out:
         return trained_bytes + floor
     whole = trained_bytes / (1 - VALIDATION_FRACTION)
@@ -342,7 +343,7 @@ def _of_files(
 ) -> tuple[FilesSource, tuple[DomainRecipe, ...], Counts]:
     """Returns (source, domains, counts by label) of local text.
 
-    Text of a domain that has the label of another domain goes into the part `DOMAIN:OTHER`.
+    Text of DOMAIN that is labelled as OTHER goes into the part `DOMAIN:OTHER`.
     """
     counts: Counts = {}
     for label, (documents, num_bytes) in chain.from_iterable(u.labels.items() for u in units):
@@ -381,7 +382,7 @@ def _of_files(
 def _divide_core(
     domains: tuple[DomainRecipe, ...], adjacent: tuple[str, ...], counts: Counts
 ) -> tuple[DomainRecipe, ...]:
-    """Moves the labels of core that are in `adjacent` into a separate part, `core:core`."""
+    """Moves core's labels that are in `adjacent` into a separate part, `core:core`."""
     (core, *others), known = domains, [label for d in domains for label in d.labels]
     for label in adjacent:
         require_choice("adjacent", label, known)
@@ -407,7 +408,7 @@ def _domain(pair: tuple[str, ...], labels: tuple[str, ...], counts: Counts) -> D
 
 
 def _choose_sample(recipe: CorpusRecipe) -> TokenizerRecipe:
-    """Chooses passages instead of documents if one document would dominate the sample."""
+    """Switches from documents to passages if one document would dominate the tokenizer's sample."""
     tokenizer, largest = recipe.tokenizer, max(unit.largest for unit in recipe.units)
     is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in recipe.sample_domains)
     if tokenizer.kind == "bpe" and is_part and largest * MIN_SAMPLED > tokenizer.sample_bytes:

@@ -31,7 +31,7 @@ from gram_platform.corpora.records import (
 Item = TypeVar("Item")
 # A callback with (activity, done, total or None).
 Progress = Callable[[str, int, int | None], None]
-# Raise this version when a scan of an equal file would have another result.
+# Increase this when a scan of the same file would have another result.
 SCAN_VERSION = 5
 REPORT_EVERY_RECORDS = 2000
 # The cache's folders of scans and of fetched text.
@@ -39,18 +39,18 @@ SCANS, FETCHED = "scans", "hub"
 MOST_SHOWN = 9
 # The name of a split in a file's name, such as `train-00000-of-00001.parquet`.
 SPLIT = re.compile(r"(?:^|[-_. ])(train|test|validation|valid|val|dev|eval)(?=[-_. ]|$)", re.I)
-# The least bytes of a piece. Other values give the same packed corpus.
+# The minimum bytes of a piece. Other values give the same packed corpus.
 PIECE_BYTES = 1 << 22
 
 
 def silent(activity: str, done: int, total: int | None) -> None:
-    """Ignores progress."""
+    """Ignores progress reports."""
 
 
 def find_units(corpus: Path) -> tuple[Unit, ...]:
-    """Finds the units of a folder (with its subfolders), a data file, or a JSON of labelled globs.
+    """Finds the units of a folder (with subfolders), a data file, or a .json of labelled globs.
 
-    Warns of skipped folders and of several splits. Raises ValueError if there is nothing to read.
+    Warns if folders are skipped or several splits are found. Raises ValueError if there is no file.
     """
     if corpus.suffix.lower() == ".json" and target_kind("corpus", corpus) == A_FILE:
         return _glob_units(corpus)
@@ -73,7 +73,7 @@ def find_units(corpus: Path) -> tuple[Unit, ...]:
 
 
 class Globs(TypedDict):
-    """Patterns of files by label, below `root`, which is relative to the JSON's folder."""
+    """File patterns by label, below `root`, which is relative to the folder of the JSON file."""
 
     globs: dict[str, Any]
     root: NotRequired[str]
@@ -94,9 +94,9 @@ def _glob_units(path: Path) -> tuple[Unit, ...]:
 
 
 def find_labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, ...]:
-    """Finds the files of every label by glob patterns below `root`.
+    """Finds the files of each label by glob patterns below `root`.
 
-    Raises ValueError for a label without files, and for a file of two labels.
+    Raises ValueError for a label without files, or for a file that has two labels.
     """
     label_of = {}
     return tuple(
@@ -108,7 +108,7 @@ def find_labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, 
 def _matches(
     root: Path, label: str, patterns: object, label_of: dict[str, str]
 ) -> tuple[Path, ...]:
-    """Finds a label's files and adds them to `label_of`. Rejects a file of another label."""
+    """Returns a label's files, and records them in `label_of`. Rejects files of other labels."""
     field = f"globs[{label}]"
     is_list = isinstance(patterns, list) and all(isinstance(p, str) and p for p in patterns)
     if not label.strip() or not is_list:
@@ -130,10 +130,10 @@ def _matches(
 def scan_units(
     units: tuple[Unit, ...], cache_dir: Path | None, progress: Progress = silent
 ) -> list[Unit]:
-    """Returns the scans of all units, sorted by content. Reads only units that the cache lacks.
+    """Returns the scanned units, sorted by content hash. Reads only units that are not cached.
 
-    Raises ValueError, with file and line, for the first bad record. Raises ValueError, before
-    anything is read, if the cache cannot be written.
+    Raises ValueError with file and line for the first bad record, or before reading if the cache is
+    not writable.
     """
     if cache_dir is not None:
         require_plain(cache_dir / SCANS)
@@ -184,7 +184,7 @@ def _scan(unit: Unit, report: Callable[[int], object]) -> Unit:
 
 
 def _pieces(unit: Unit) -> tuple[Unit, ...]:
-    """Cuts text files of a label into groups of files, and a plain .jsonl between lines."""
+    """Divides the text files of a label into groups, and a plain .jsonl at line ends."""
     if unit.label:
         return tuple(replace(unit, paths=paths) for paths in group_pieces(unit.paths, size_of))
     (path,) = unit.paths
@@ -194,7 +194,7 @@ def _pieces(unit: Unit) -> tuple[Unit, ...]:
 
 
 def group_pieces(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[tuple[Item, ...]]:
-    """Groups consecutive items, so that every group except the last has `PIECE_BYTES` or more."""
+    """Groups consecutive items. Each group except the last has at least `PIECE_BYTES`."""
     groups, size = [], PIECE_BYTES
     for item in items:
         if size >= PIECE_BYTES:
@@ -206,7 +206,7 @@ def group_pieces(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[
 
 
 def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
-    """Returns spans (first byte, end, number of lines before). The last span's end is None."""
+    """Returns spans (first byte, end, number of preceding lines). The last span's end is None."""
     spans, first, before, position, lines = [], 0, 0, 0, 0
     with reading(path), path.open("rb") as handle:
         while block := handle.read(BLOCK_BYTES):
@@ -219,7 +219,7 @@ def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
 
 
 def forget(units: Sequence[Unit], changed: Sequence[Path], cache_dir: Path) -> None:
-    """Removes scans of units, and changed files that were fetched, so that both are redone."""
+    """Deletes scans of `units`, and `changed` files that were fetched, so that both are redone."""
     for unit in units:
         # A missing file has no scan.
         with contextlib.suppress(ValueError):
@@ -277,9 +277,9 @@ def find_files(
     """Returns the files below `root` that match a pattern and `is_wanted`, sorted by path.
 
     `**` matches any number of folders. Hidden files and folders are skipped. If `skipped` is given,
-    folders named `_*` are skipped too, and skipped folders are added to it. A file with several
-    paths is returned once, by a path without a link if there is one. Raises ValueError for an
-    unreadable folder, a broken link, a pipe, a socket and a device.
+    folders named `_*` are skipped too, and all skipped folders are added to it. A file with several
+    paths is returned once, if possible by a path without links. Raises ValueError for an unreadable
+    folder, a broken link, a pipe, a socket or a device.
     """
     # (is a link, path) of each file, by its path without links.
     found: dict[str, tuple[bool, Path]] = {}
@@ -323,8 +323,8 @@ def _parts(pattern: str) -> Parts:
 
 
 def _names(folder: str, part: str, skipped: set[str] | None) -> list[str]:
-    """Lists a folder's visible names that match `part`. `**` matches folders and links."""
-    # Looking up a plain name needs no right to list the folder.
+    """Lists a folder's visible names that match `part`. `**` matches only folders and links."""
+    # Looking up a plain name needs no permission to list the folder.
     if not MAGIC.search(part):
         path = os.path.join(folder, part)
         is_there = os.path.islink(path) or target_kind("corpus", path)

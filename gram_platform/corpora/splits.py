@@ -1,7 +1,7 @@
-"""Assigns documents to validation by a keyed hash, so that equal texts are in the same split.
+"""Assigns documents to splits by a keyed hash, so that equal texts are in the same split.
 
-Texts that differ only in case or white space count as equal. If one domain holds a text out, the
-text is validation in all domains that contain it.
+Texts that differ only in case or white space are considered equal. A text that one domain holds
+out is validation text in all domains.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ COUNT_AT_ONCE = 1 << 18
 
 
 def text_key(text: str, split_seed: int) -> int:
-    """Hashes a text to 64 bits. Case and the amount of white space do not matter."""
+    """Hashes a text to 64 bits, ignoring case and the amount of white space."""
     digest = hashlib.blake2b(
         fold(text), digest_size=8, key=split_seed.to_bytes(8, "little")
     ).digest()
@@ -35,7 +35,7 @@ def text_key(text: str, split_seed: int) -> int:
 
 
 def fold(text: str) -> bytes:
-    """Folds case and white space. The result is `" ".join(text.split()).casefold()` in UTF-8."""
+    """Folds case and white space. Equals `" ".join(text.split()).casefold().encode()`."""
     if not text.isascii():
         return " ".join(text.split()).casefold().encode()
     # For ASCII this has the same result and is several times faster.
@@ -46,12 +46,12 @@ def fold(text: str) -> bytes:
 
 
 def thresholds(recipe: CorpusRecipe) -> dict[str, int]:
-    """Returns each domain's threshold. Documents with smaller keys are validation."""
+    """Returns each domain's threshold. Documents whose key is below it are validation."""
     return {domain: int(recipe.validation_share(domain) * KEY_RANGE) for domain in recipe.pools}
 
 
 class Candidates(NamedTuple):
-    """The keys (uint64) of a part's texts that may decide the split of equal texts elsewhere."""
+    """The keys (uint64) of texts that may determine the split of equal texts in other parts."""
 
     # Keys of held-out text.
     held_out: np.ndarray
@@ -64,7 +64,7 @@ class Candidates(NamedTuple):
 def candidates(
     recipe: CorpusRecipe, documents: Iterable[tuple[str, str]], held_out: bool = False
 ) -> Candidates:
-    """Finds the candidates among documents, which are (domain, text) pairs."""
+    """Finds the candidates among documents, given as (domain, text) pairs."""
     limits = thresholds(recipe)
     highest, keys = max(limits.values()), Candidates(array("Q"), array("Q"), array("Q"))
     for domain, text in documents:
@@ -78,7 +78,7 @@ def candidates(
 
 @dataclass(frozen=True)
 class Splitter:
-    """Decides the split of a document by its domain and key."""
+    """Determines a document's split from its domain and key."""
 
     seed: int
     thresholds: Mapping[str, int]
@@ -93,7 +93,7 @@ class Splitter:
         return text_key(text, self.seed)
 
     def are_validation(self, domains: Sequence[str], keys: np.ndarray) -> np.ndarray:
-        """Returns which documents are validation, as bools in the shape of `keys` (uint64)."""
+        """Returns a bool for each of `keys` (uint64), True if that document is validation."""
         limits = np.array([self.thresholds[domain] for domain in domains], np.uint64)
         if not len(self.validation_keys):
             return keys < limits
@@ -103,9 +103,9 @@ class Splitter:
 
 
 def splitter_of(recipe: CorpusRecipe, parts: Sequence[Candidates] = ()) -> Splitter:
-    """Makes a corpus's splitter from the candidates of all parts.
+    """Creates a corpus's splitter from the candidates of all parts.
 
-    No candidates are needed if all domains hold out the same share and no text is held out.
+    Candidates are only needed if domains have different validation shares, or if text is held out.
     """
     keys = join_candidates(parts)
     everywhere = np.union1d(keys.held_out, np.intersect1d(keys.below, keys.above))
@@ -122,15 +122,15 @@ def join_candidates(parts: Sequence[Candidates]) -> Candidates:
 def tag_keys(
     keys: np.ndarray, domain_indices: Sequence[int], are_validation: np.ndarray
 ) -> np.ndarray:
-    """Replaces the lowest bits of keys (uint64) by domain and split."""
+    """Stores domain and split in the lowest bits of keys (uint64)."""
     tags = 2 * np.asarray(domain_indices, np.uint64) + are_validation.astype(np.uint64)
     return keys & ~TAG_MASK | tags
 
 
 def count_duplicates(path: Path) -> dict[str, int]:
-    """Returns the `COUNTS` of a file of tagged keys. Sorts the file, and then removes it.
+    """Returns `COUNTS` for a file of tagged keys, which is sorted in place and then deleted.
 
-    A document is repeated if an earlier document has the same text.
+    A document counts as repeated if an earlier document has the same text.
     """
     counts = dict.fromkeys(COUNTS, 0)
     if path.stat().st_size:
@@ -149,7 +149,7 @@ def count_duplicates(path: Path) -> dict[str, int]:
 
 
 def _count(tagged: np.ndarray) -> dict[str, int]:
-    """Returns the `COUNTS` of sorted tagged keys, which must have all keys of each text."""
+    """Returns `COUNTS` for sorted tagged keys, which must include every key of each text."""
     keys, tags = tagged & ~TAG_MASK, (tagged & TAG_MASK).astype(np.int64)
     starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
     spread = [

@@ -1,8 +1,8 @@
 """Generates stories on 48 topics that share a grammar and a lexicon, with facts to memorise.
 
-A fact associates words of the lexicon. It is about a person or a custom of the topic. A model that
-never saw a topic can predict grammar and shared facts, but not the topic's private facts. Facts
-recur with power-law frequencies, so that they are learned one after another.
+A fact combines words of the lexicon, and describes a person or a custom of its topic. A model that
+never saw a topic can predict grammar and shared facts, but not the topic's private facts. Fact
+frequencies follow a power law, so facts are learned one after another.
 """
 
 import bisect
@@ -36,7 +36,7 @@ LAST_NAMES = _words(
     Birch Flint Sand Storm Ash Heath Pike Dale Grove Ridge Shore Fern Holly Berg Moor"""
 )
 
-# The length of each list is a power of two, so that a word has a known number of bits.
+# All lengths except that of `job` are powers of two, so a word has a known number of bits.
 WORDS = {
     "quality": (
         """dull small brass broken silver heavy tiny painted wooden golden dusty shiny soft round
@@ -108,7 +108,7 @@ OPENINGS = (
     "Come and hear about the {topic}.",
 )
 JOINS = ("{a}, {b} and {c}.", "{a}. Also, {first} {b} and {c}.")
-# The first stories of a topic from which the mean length is estimated.
+# How many stories of a topic are used to estimate the mean length.
 MEASURED_STORIES = 64
 LINKS = ("", "Then there is ", "Everybody knows ", "Not far away lives ")
 INSTRUCTIONS = "instructions"
@@ -117,7 +117,7 @@ RESPONSE = " Response:"
 CLOSINGS = ("That was the story.", "And so the day ended.", "Nobody forgot it.", "Good night.")
 
 
-# Raise this version when the same parameters would generate other texts.
+# Increase this when the same parameters would generate other texts.
 STORIES_VERSION = 1
 FACTS_PER_PERSON = 4
 PEOPLE_PER_STORY = 4
@@ -135,10 +135,11 @@ def stories_source(
     seed: int = 0,
     instructed: tuple[str, ...] = (),
 ) -> StoriesSource:
-    """Makes the source of a generated corpus. Raises ValueError if a number is out of range.
+    """Creates the source of a story corpus. Raises ValueError if a number is out of range.
 
     `num_documents` maps topics to numbers of stories, and INSTRUCTIONS to the number of
-    instructions about `instructed` topics. The other arguments are fields of `StoriesCorpus`.
+    instructions, which are about the `instructed` topics. Other arguments are as in
+    `StoriesCorpus`.
     """
     unknown = sorted(set(num_documents) - {*TOPICS, *([INSTRUCTIONS] if instructed else [])})
     if unknown or not num_documents:
@@ -159,7 +160,7 @@ def stories_source(
 def story_documents(
     source: StoriesSource, first: int = 0, stop: int | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yields (topic, text) of documents `first` to `stop` (excluded) or the end, topic by topic."""
+    """Yields (topic, text) of documents `first` to `stop` (exclusive), ordered by topic."""
     before = 0
     for topic, number in source.num_documents:
         end = number if stop is None else min(number, stop - before)
@@ -174,7 +175,7 @@ def mean_story_bytes(source: StoriesSource, topic: str) -> float:
 
 
 def story(source: StoriesSource, topic: str, index: int) -> str:
-    """Generates story number `index` of a topic, or an instruction for topic INSTRUCTIONS."""
+    """Generates story number `index` of a topic, or an instruction if the topic is INSTRUCTIONS."""
     if topic == INSTRUCTIONS:
         return instruction(source, index)
     openings, people, customs, people_weights, customs_weights = _topic_sentences(source, topic)
@@ -189,7 +190,7 @@ def story(source: StoriesSource, topic: str, index: int) -> str:
 
 
 def instruction(source: StoriesSource, index: int) -> str:
-    """Generates a prompt and a response from sentences of an instructed topic's stories."""
+    """Generates a prompt and a response from the facts of an instructed topic."""
     draw = random.Random(_seed(source.seed, "instruction", index)).random
     topic = _pick(draw, source.instructed)
     openings, people, customs, people_weights, customs_weights = _topic_sentences(source, topic)
@@ -211,7 +212,7 @@ def instruction_text(prompt: str, response: str) -> str:
 
 
 def _seed(*parts: object) -> int:
-    """Hashes values to 64 bits. Unlike `hash`, the result is the same in every process."""
+    """Hashes values to 64 bits. Unlike `hash()`, gives the same result in every process."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -235,7 +236,7 @@ def _cumulative_weights(num_items: int, order: random.Random) -> tuple[float, ..
 
 
 def _shuffle(items, order: random.Random) -> list:
-    """Permutes items. Unlike `order.shuffle`, gives the same result in every version of Python."""
+    """Shuffles items. Unlike `order.shuffle`, gives the same result in every Python version."""
     keys = [order.random() for _ in items]
     return [item for _, item in sorted(zip(keys, items, strict=True), key=lambda pair: pair[0])]
 
@@ -246,7 +247,7 @@ def _fill(template: str, draw) -> str:
 
 
 def _people(source: StoriesSource, topic: str) -> list[tuple[str, list[str]]]:
-    """Returns (name, clauses) of each person. The first clauses are the same in all topics."""
+    """Returns (name, clauses) of each person. The first clauses are shared by all topics."""
     seed, num_clauses = source.seed, source.num_facts * 3 // 4
     num_people = num_clauses // FACTS_PER_PERSON
     num_shared = round(source.shared_fact_share * num_clauses)
@@ -267,7 +268,7 @@ def _people(source: StoriesSource, topic: str) -> list[tuple[str, list[str]]]:
 
 
 def _customs(source: StoriesSource, topic: str) -> list[str]:
-    """Returns a sentence for each custom. The first customs are the same in all topics."""
+    """Returns one sentence per custom. The first customs are shared by all topics."""
     number, customs = source.num_facts // 4, []
     num_shared = round(source.shared_fact_share * number)
     for index in range(number):
@@ -284,7 +285,7 @@ def _customs(source: StoriesSource, topic: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _topic_sentences(source: StoriesSource, topic: str) -> tuple:
-    """Returns (openings, sentences by person, customs, weights of persons, weights of customs)."""
+    """Returns (openings, sentences by person, customs, person weights, custom weights)."""
     people = [_person_variants(name, clauses) for name, clauses in _people(source, topic)]
     customs = _customs(source, topic)
     order = random.Random(_seed(source.seed, "ranks", topic))

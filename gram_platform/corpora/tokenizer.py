@@ -28,10 +28,10 @@ from gram_platform.corpora.recipe import TokenizerRecipe
 T, R = TypeVar("T"), TypeVar("R")
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
-# The sign that people see in place of the token that ends a text.
+# The sign that is shown instead of an end-of-text token.
 END_SIGN = "\u00b6"
 DEFAULT_SAMPLE_BYTES = 16_000_000
-# The longest word in bytes. The time of training grows with the square of a word's length.
+# The longest word in bytes. Training time grows with the square of a word's length.
 LONGEST_WORD = 4096
 REPORT_S = 5.0
 # The longest wait for an interrupted training.
@@ -46,11 +46,11 @@ def tokenizer_recipe(
     sample_bytes: int = DEFAULT_SAMPLE_BYTES,
     end_of_text: str = "",
 ) -> tuple[TokenizerRecipe, Path | None]:
-    """Returns the recipe of a tokenizer that a user names, and the path of its file or None.
+    """Returns the recipe of a user's tokenizer, and the path of its file or None.
 
-    `given` is the path of a `tokenizer.json` or its folder, `owner/name@revision` on the hub, or
-    None to train a BPE. `end_of_text` is the token that ends a text, or "" for the default of
-    `end_of_text_id`. Raises ValueError for an unknown or unfit tokenizer.
+    `given` is the path of a `tokenizer.json` or its folder, `owner/name@revision` on the Hub, or
+    None to train a BPE. `end_of_text` is the end-of-text token, or "" for the default of
+    `end_of_text_id`. Raises ValueError for an unknown or unsuitable tokenizer.
     """
     if given is None:
         if end_of_text:
@@ -83,7 +83,7 @@ def is_on_hub(given: str) -> bool:
 
 @contextlib.contextmanager
 def name_faults(source: str, expected: str) -> Iterator[None]:
-    """Turns the library's errors and panics into a ValueError that names the tokenizer."""
+    """Context manager that converts library errors and panics to a ValueError about `source`."""
     try:
         yield
     except BaseException as error:
@@ -94,20 +94,20 @@ def name_faults(source: str, expected: str) -> Iterator[None]:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Reads a `tokenizer.json`. Raises ValueError if it cannot be read."""
+    """Loads a `tokenizer.json`. Raises ValueError if it cannot be read."""
     with name_faults(str(path), "a tokenizer.json that can be read"):
         require_fetched("tokenizer", path, MAX_RECORD_BYTES)
         return configure(Tokenizer.from_file(str(path)))
 
 
 def encode(tokenizer: Tokenizer, text: str, source: object) -> list[int]:
-    """Returns the token ids of a text. Raises ValueError, which names `source`, if this fails."""
+    """Returns the token ids of a text. If this fails, raises a ValueError that names `source`."""
     with name_faults(str(source), "a tokenizer that can encode the text"):
         return tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def configure(tokenizer: Tokenizer) -> Tokenizer:
-    """Turns off padding, truncation and dropout. Text is never encoded as special tokens."""
+    """Turns off padding, truncation and dropout. Encodes special tokens as plain text."""
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if isinstance(tokenizer.model, models.BPE):
@@ -117,9 +117,9 @@ def configure(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def hub_tokenizer(source: str) -> Tokenizer:
-    """Fetches the tokenizer `owner/name@revision` from the hub.
+    """Fetches the tokenizer `owner/name@revision` from the Hub.
 
-    Raises Unavailable if the hub does not answer, and ValueError if it lacks the tokenizer.
+    Raises Unavailable if the Hub does not answer, and ValueError if the tokenizer does not exist.
     """
     name, revision = source.split("@")
     try:
@@ -135,9 +135,9 @@ def hub_tokenizer(source: str) -> Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Trains a byte-level BPE of at most `vocab_size` tokens. Token 0 is `<|endoftext|>`.
+    """Trains a byte-level BPE with at most `vocab_size` tokens. Token 0 is `<|endoftext|>`.
 
-    Words of more than `LONGEST_WORD` bytes, such as a genome, are cut for the training.
+    Words longer than `LONGEST_WORD` bytes, such as genomes, are cut during training.
     """
     tokenizer, words = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
     cut = pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{LONGEST_WORD}}}"), "isolated")
@@ -160,8 +160,8 @@ def interruptible(
 ) -> R:
     """Returns `work(items)`. Runs it in a thread, because the library ignores signals.
 
-    Calls `report(seconds)` meanwhile. After an interrupt, `work` gets no more items, and the
-    process does not wait until `work` ends.
+    Meanwhile, calls `report` with the elapsed seconds. After an interrupt, `work` gets no more
+    items, and the process does not wait for it to finish.
     """
     done, stopped, started = Future(), threading.Event(), time.monotonic()
 
@@ -189,7 +189,7 @@ def interruptible(
 
 
 def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Returns the text of each token. A character that spans several tokens belongs to the last."""
+    """Returns the text of each token. A character that spans several tokens is in the last one."""
     whole, pieces, start = decode(tokenizer, tokens), [], 0
     for num_tokens in range(1, len(tokens) + 1):
         # The decoder writes this sign for an incomplete character.
@@ -202,7 +202,7 @@ def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
 
 
 def decode(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """Decodes tokens. An end of text becomes `END_SIGN`."""
+    """Decodes tokens, and replaces end-of-text tokens by `END_SIGN`."""
     text = tokenizer.decode(list(tokens), skip_special_tokens=False)
     for name in KNOWN_ENDS:
         text = text.replace(name, END_SIGN)
@@ -214,7 +214,7 @@ def _special(tokenizer: Tokenizer) -> set[str]:
 
 
 def _of_template(tokenizer: Tokenizer) -> str:
-    """Returns the token that the template appends to a text, or "" for other kinds of templates."""
+    """Returns the token that the template appends to a text, or "" for any other template."""
     processor = tokenizer.post_processor
     match json.loads(processor.__getstate__()) if processor else {}:
         case {"single": [{"Sequence": _}, {"SpecialToken": {"id": name}}]}:
@@ -225,9 +225,9 @@ def _of_template(tokenizer: Tokenizer) -> str:
 def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
     """Returns the id of the token that separates documents.
 
-    This is `named`, otherwise the token of the template, otherwise the first token of `KNOWN_ENDS`.
-    The latter two must be special tokens, because text could spell other tokens. Raises ValueError
-    if there is none.
+    This is `named` if given, otherwise the template's token, otherwise the first token of
+    `KNOWN_ENDS`. The last two must be special tokens, because text could contain other tokens.
+    Raises ValueError if there is none.
     """
     if named:
         token = tokenizer.token_to_id(named)
@@ -246,7 +246,7 @@ def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
 
 
 def with_end(tokenizer: Tokenizer, name: str) -> Tokenizer:
-    """Makes `name` the token that `end_of_text_id` returns."""
+    """Makes `name` the tokenizer's end-of-text token (see `end_of_text_id`)."""
     tokenizer.add_special_tokens([name])
     tokenizer.post_processor = processors.TemplateProcessing(
         single=["$A", name], special_tokens=[(name, end_of_text_id(tokenizer, name))]
@@ -255,7 +255,7 @@ def with_end(tokenizer: Tokenizer, name: str) -> Tokenizer:
 
 
 def separator_tokens(path: Path, text: str) -> tuple[tuple[int, ...], int]:
-    """Returns the token ids of `text`, and the id of the token that ends a document."""
+    """Returns the token ids of `text`, and the id of the end-of-text token."""
     tokenizer = load_tokenizer(path)
     return tuple(encode(tokenizer, text, path)), end_of_text_id(tokenizer)
 
@@ -263,7 +263,7 @@ def separator_tokens(path: Path, text: str) -> tuple[tuple[int, ...], int]:
 def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
     """Returns the id of the token that separates documents, without fetching a tokenizer.
 
-    Raises ValueError for a hub tokenizer that is not in `HUB_ENDS`.
+    Raises ValueError for a Hub tokenizer that is not in `HUB_ENDS` or sets `end_of_text`.
     """
     if recipe.is_trained:
         return 0
@@ -278,9 +278,9 @@ def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
 
 
 def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
-    """Raises ValueError, which names `source`, unless all token ids are below `vocab_size`.
+    """Raises ValueError unless all token ids are below `vocab_size`.
 
-    Also rejects a tokenizer without words, which encodes every text to no tokens.
+    Also raises ValueError if the tokenizer `source` has no words, and so encodes text to no tokens.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary.keys() - KNOWN_ENDS:
@@ -291,9 +291,9 @@ def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
 
 
 def text_tokens(tokenizer_path: Path, texts: Texts, most: int) -> list[tuple[str, list[int]]]:
-    """Returns the domain and the token ids of each text. An end-of-text token comes first.
+    """Returns the domain and token ids of each text. The ids start with an end-of-text token.
 
-    Raises ValueError for a text of more than `most` tokens.
+    Raises ValueError for a text with more than `most` tokens.
     """
     tokenizer, encoded = load_tokenizer(tokenizer_path), []
     for domain, text in texts:
@@ -317,10 +317,10 @@ BY_BYTE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 
 
 def require_page(tokenizer: Tokenizer, source: str, texts: Iterable[str] = ()) -> None:
-    """Tests a tokenizer on letters of all scripts, runs of one letter and beginnings of `texts`.
+    """Tests a tokenizer on letters of all scripts, repeated letters and the beginnings of `texts`.
 
-    The test runs in another process with limits on memory and time. Raises ValueError, which names
-    `source`, if encoding fails or gives too many tokens.
+    The test runs in another process with limits on memory and time. If the tokenizer crashes,
+    exceeds a limit or produces too many tokens, raises a ValueError that names `source`.
     """
     codes = [*range(32, 0x2600), *range(0x2600, 0x20000, 97)]
     signs = "".join(filter(str.isprintable, map(chr, codes)))
@@ -341,8 +341,8 @@ def require_page(tokenizer: Tokenizer, source: str, texts: Iterable[str] = ()) -
 class Speller:
     """Counts the characters of a text that a tokenizer cannot encode.
 
-    White space, accents and control characters do not count, because tokenizers drop them on
-    purpose. The token `end` counts as unknown.
+    Ignores white space, accents and control characters, because tokenizers drop them on purpose.
+    Treats the token `end` as unknown.
     """
 
     def __init__(self, tokenizer: Tokenizer, end: int) -> None:
@@ -357,7 +357,7 @@ class Speller:
         self._replaced = [] if np.isin(ids, self._unknown).any() else ids
 
     def lost(self, text: str, ids: list[int]) -> tuple[int, int, int, int]:
-        """Returns the numbers of a text's (unknown tokens, lost characters, tokens, characters)."""
+        """Counts a text's (unknown tokens, lost characters, tokens, characters)."""
         is_unknown, total = np.isin(ids, self._unknown), len("".join(text.split()))
         # Checked first, because the library computes offsets slowly.
         if not is_unknown.any() and self._tokenizer.decode(ids) == text:
@@ -373,7 +373,7 @@ class Speller:
         return int(is_unknown.sum()), lost, len(ids), total
 
     def _find_lost(self, sign: str) -> bool:
-        """Returns whether a character is replaced, or one of its bytes has no token."""
+        """Returns True if a placeholder replaces a character or one of its bytes has no token."""
         if self._is_byte_level:
             ((signs, _),) = BY_BYTE.pre_tokenize_str(sign)
             if any(self._tokenizer.token_to_id(byte) is None for byte in signs):

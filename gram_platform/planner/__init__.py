@@ -1,4 +1,4 @@
-"""Estimates a run's memory, disk space and hours on a machine before it starts."""
+"""Estimates a run's memory, disk space and machine hours before it starts."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,26 +11,26 @@ from gram_platform.methods.budgets import run_flops
 from gram_platform.methods.nodes import Node
 from gram_platform.planner.memory import Memory, model_weights, rank_memory
 
-# The share of the memory that a run may use [ours]. The rest is for the runtime, collectives and
+# The share of the memory that a run can use [ours]. The rest is for the runtime, collectives and
 # fragmentation.
 USABLE_MEMORY = 0.8
 # The fewest tokens of a pass on one GPU [ours], because fewer would leave the GPU idle.
 LEAST_PASS_TOKENS = 4096
-# The most tokens of a pass of several micro-batches on one GPU [ours], which fill an H200 at 26M
+# The most tokens of a pass of merged micro-batches on one GPU [ours]. They fill an H200 at 26M
 # (FINDINGS).
 MOST_MERGED_TOKENS = 32_768
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The dense matmul rate, memory and price of a GPU or a CPU slot."""
+    """The dense matmul rate, memory and price of a GPU or CPU slot."""
 
     name: str
     # In the run's precision.
     flops_per_second: float
     memory_bytes: float
     dollars_per_hour: float
-    # Bytes a second that a rank exchanges with the other ranks of its machine.
+    # Bytes per second that a rank exchanges with the other ranks of its machine.
     link_rate: float = 1e9
 
     @property
@@ -51,13 +51,13 @@ MACHINES = {
 
 @dataclass(frozen=True)
 class Utilisation:
-    """The share of a machine's dense rate that training on one rank reaches."""
+    """The share of a machine's dense matmul rate that training on one rank achieves."""
 
     machine: str
     size: str
     # Parameters of the dense model.
     parameters: int
-    # It is above 1 if the machine's rate is a round figure for slower cores.
+    # Above 1 if the measured cores are faster than the machine's round rate.
     share: float
     source: str
     date: str
@@ -99,13 +99,13 @@ UTILISATIONS = (
 # A GPU borrows the rows of this machine for sizes without a row.
 BORROWED = "h100"
 
-# torch.compile pays from the paper's 50M on, which has 48 million parameters. On an H200 it trains
+# torch.compile pays off from the paper's 50M, which has 48 million parameters. On an H200 it trains
 # 26M 1.02 times as fast, 100M 1.89 times and 800M 1.25 times (FINDINGS). Compiling 100M took 15 s.
 COMPILED_PARAMETERS, COMPILED_S = 45e6, 300.0
 
-# Tokens a second and GPU in the authors' logs, for the slowest dense run of each size, the fastest
-# dense run, and GRAM. Each is a median over 1,000 steps on 8 GPUs (32 at 5B, one at 26M) of a kind
-# that the logs do not name.
+# Tokens per second and GPU in the authors' logs, for each size's slowest dense run, fastest dense
+# run, and GRAM. Each is a median over 1,000 steps on 8 GPUs (32 at 5B, one at 26M) of a kind that
+# the logs do not name.
 PUBLISHED_RATES = {
     "26M": (1_170_000, 1_170_000, 840_000),
     "50M": (242_526, 341_333, 263_314),
@@ -119,9 +119,9 @@ PUBLISHED_RATES = {
 
 
 def utilisation_of(machine: str, parameters: int) -> Utilisation:
-    """Returns the measured utilisation of the model whose size is nearest by ratio.
+    """Returns the utilisation for the model size nearest to `parameters` by ratio.
 
-    For sizes that were not measured on a GPU, the rows of BORROWED are used.
+    For sizes without a row for this GPU, uses the rows of BORROWED.
     """
     rows = [row for row in UTILISATIONS if row.machine == machine]
     if machine != "cpu":
@@ -132,7 +132,7 @@ def utilisation_of(machine: str, parameters: int) -> Utilisation:
 
 @dataclass(frozen=True)
 class Passes:
-    """How a rank runs its share of a micro-batch, and the memory that the rank needs."""
+    """How a rank divides or merges micro-batches into passes, and its peak memory."""
 
     num_passes: int
     # The number of micro-batches in one pass.
@@ -154,7 +154,7 @@ class Needs:
     gpu_hours: float
 
     def disk_bytes(self, num_kept: int) -> int:
-        """Counts the bytes of `num_kept` checkpoints and of a new checkpoint or a larger result."""
+        """Counts the most bytes on disk: `num_kept` checkpoints and a new checkpoint or result."""
         return num_kept * self.checkpoint + max(self.checkpoint, self.result)
 
 
@@ -172,7 +172,7 @@ def training_rate(model: ModelConfig, machine: Machine) -> float:
 
 
 def needs(run: RunConfig, num_ranks: int, machine: Machine) -> Needs:
-    """Estimates what a run needs on this many ranks, without activation checkpointing."""
+    """Estimates what a run needs on `num_ranks` ranks, without activation checkpointing."""
     return Needs(
         passes=plan_passes(run, num_ranks, machine, machine.device),
         checkpoint=checkpoint_bytes(run),
@@ -183,7 +183,7 @@ def needs(run: RunConfig, num_ranks: int, machine: Machine) -> Needs:
 
 
 def training_hours(run: RunConfig, machine: Machine) -> float:
-    """Estimates the training hours of all ranks. Progress evaluations are at most 3% of them."""
+    """Estimates a run's hours, summed over ranks. Progress evaluations take at most 3%."""
     return (run_flops(run) + run_evaluation_flops(run)) / training_rate(run.model, machine) / 3600
 
 
@@ -193,7 +193,7 @@ def estimate_hours(node: Node, machine: Machine) -> float:
 
 
 def evaluation_hours(nodes: Iterable[Node], runs: Mapping[str, Node], machine: Machine) -> float:
-    """Estimates the machine hours of the evaluations in `nodes`. `runs` maps ids to runs."""
+    """Estimates the machine hours of the evaluations in `nodes`. `runs` maps ids to run nodes."""
     seconds = 0.0
     for evaluation in (node.config for node in nodes if not isinstance(node.config, RunConfig)):
         run = runs[evaluation.view.run_id].config
@@ -216,7 +216,7 @@ def pays_to_compile(run: RunConfig, hours: float) -> bool:
 
 
 def checkpoint_bytes(run: RunConfig) -> int:
-    """Counts the bytes of float32 weights and of the trained parameters' optimizer states."""
+    """Counts the bytes of float32 weights and of the trained parameters' optimizer state."""
     weights = 4 * sum(weight.num_values for weight in model_weights(run.model))
     return weights + rank_memory(run, 1).optimizer
 
@@ -228,10 +228,10 @@ def fits(
     checkpointing: bool = False,
     num_passes: int = 0,
 ) -> bool:
-    """Returns whether a rank's peak memory is within USABLE_MEMORY of the machine.
+    """Returns True if a rank's peak memory is within USABLE_MEMORY of the machine's memory.
 
-    A rank runs its share of a micro-batch in `num_passes` passes. If `num_passes` is 0, it is
-    enough that one possible number of passes fits.
+    A rank runs its share of a micro-batch in `num_passes` passes. If `num_passes` is 0, tries all
+    possible numbers.
     """
     possible = (num_passes,) if num_passes else reversed(possible_passes(run, num_ranks, machine))
     needed = (rank_memory(run, num_ranks, checkpointing, machine.device, n).total for n in possible)
@@ -241,10 +241,7 @@ def fits(
 def plan_passes(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
 ) -> Passes:
-    """Chooses a rank's passes so that they fit into the memory of `machine`.
-
-    The memory that is returned is an estimate for `device`.
-    """
+    """Chooses passes that fit into memory on `machine`. Estimates their memory on `device`."""
     merged = choose_num_merged(run, num_ranks, machine, checkpointing)
     passes = choose_num_passes(run, num_ranks, machine, checkpointing) if merged == 1 else 1
     memory = rank_memory(run, num_ranks, checkpointing, device, passes, merged)
@@ -254,7 +251,7 @@ def plan_passes(
 def choose_num_passes(
     run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False
 ) -> int:
-    """Returns into how few passes a rank can split its micro-batch's rows to fit into memory.
+    """Returns the fewest passes per micro-batch with which a rank fits into memory.
 
     If no number of passes fits, returns the largest possible number.
     """
@@ -267,8 +264,8 @@ def choose_num_passes(
 def possible_passes(run: RunConfig, num_ranks: int, machine: Machine) -> tuple[int, ...]:
     """Lists the numbers of equal passes into which a rank's share of a micro-batch can be split.
 
-    Each pass on a GPU has at least LEAST_PASS_TOKENS. On a CPU, where results must repeat exactly,
-    there is one pass.
+    If a GPU runs several passes, each has at least LEAST_PASS_TOKENS. A CPU runs one pass, because
+    its results must repeat exactly.
     """
     share = run.micro_batch // num_ranks
     most = share * run.model.seq_len // LEAST_PASS_TOKENS if machine.device == "cuda" else 1
@@ -278,10 +275,10 @@ def possible_passes(run: RunConfig, num_ranks: int, machine: Machine) -> tuple[i
 def choose_num_merged(
     run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False
 ) -> int:
-    """Returns how many micro-batches share a pass, so that a window has the fewest passes.
+    """Returns how many micro-batches to merge into a pass to minimise the passes per window.
 
     A pass must fit into memory. On a single rank, which gathers no weights, it has at most
-    MOST_MERGED_TOKENS. Returns 1 on a CPU, where larger passes gain nothing (FINDINGS), and for
+    MOST_MERGED_TOKENS. Returns 1 on a CPU, where larger passes are no faster (FINDINGS), and for
     RMU, which keeps one pass's activations.
     """
     tokens, window = run.micro_batch * run.model.seq_len, run.micro_batches_per_step
@@ -297,14 +294,14 @@ def choose_num_merged(
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits on machine hours and on their cost, over all submissions. 0 means no limit."""
+    """Limits on the machine hours and cost of all submissions together. 0 means no limit."""
 
     max_hours: float
     max_cost: float
     dollars_per_hour: float
 
     def name_reached_limit(self, hours: float) -> str:
-        """Describes the limit that `hours` reaches, or returns ""."""
+        """Describes the limit that `hours` has reached, or returns ""."""
         if self.max_hours and hours >= self.max_hours:
             return f"{hours:.2f} machine hours are used, max_hours is {self.max_hours:g}"
         if self.max_cost and hours * self.dollars_per_hour >= self.max_cost:

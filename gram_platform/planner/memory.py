@@ -43,7 +43,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter. The parameters of a `group` are sharded, gathered and reduced together."""
+    """A parameter. All parameters of a `group` are sharded, gathered and reduced together."""
 
     name: str
     set: str
@@ -55,9 +55,9 @@ class Weight:
         return math.prod(self.shape)
 
     def shard(self, rank: int, num_ranks: int) -> int:
-        """Counts the values in the rows that torch.chunk gives to a rank.
+        """Counts the values in the rows that torch.chunk assigns to a rank.
 
-        Rank 0 has the most rows, and FSDP2 pads the other ranks' rows to the same number.
+        Rank 0 has the most rows. FSDP2 pads the other ranks to this number.
         """
         rows, chunk = self.shape[0], -(-self.shape[0] // num_ranks)
         return (min(rows, (rank + 1) * chunk) - min(rows, rank * chunk)) * (self.num_values // rows)
@@ -67,9 +67,9 @@ class Weight:
 def model_weights(
     config: ModelConfig, own_groups: frozenset[str] = frozenset()
 ) -> tuple[Weight, ...]:
-    """Lists the parameters of `model.transformer.Transformer` in the groups of `train.sharding`.
+    """Lists the parameters of `model.transformer.Transformer`, grouped as in `train.sharding`.
 
-    The modules of the domains in `own_groups` have their own groups (`Sharing`).
+    Modules of the domains in `own_groups` are not in their block's group (`Sharing`).
     """
     d_model, vocab = config.d_model, config.vocab_size
     weights = [
@@ -143,12 +143,12 @@ def count_saved_bytes(
     kernel: str,
     is_mixed: bool = False,
 ) -> tuple[list[int], int]:
-    """Counts the bytes that are kept for the backward pass of a token.
+    """Counts the bytes per token that are kept for the backward pass.
 
-    Returns (bytes in each layer, bytes outside the layers). `width` is the bytes of a value in the
-    forward pass. `active` has the domains of the active modules, and `trained` has the trained
-    parameter sets. Both describe one route, or a pass of mixed routes if `is_mixed`. In a mixed
-    pass, modules copy the sequences that they read.
+    Returns (bytes in each layer, bytes outside the layers). `width` is the bytes per value in the
+    forward pass. `active` contains the domains of a route's active modules, and `trained` the
+    parameter sets that are trained. If `is_mixed`, a pass contains several routes, and modules copy
+    the sequences that they read.
     """
     shared, core = SHARED in trained, CORE_MLP in trained and config.d_mlp > 0
     modules_trained = any(module_set(d) in trained for d in active)
@@ -168,10 +168,10 @@ def count_saved_bytes(
 
 
 def _norm_bytes(config: ModelConfig, width: int, is_trained: bool) -> int:
-    """Counts the bytes of a norm's input and statistics.
+    """Counts the bytes that a norm keeps of its input and statistics.
 
-    torch computes RMSNorm in float32. It keeps the converted input, and the normalised input if the
-    gain is trained. GPUs with a fused kernel keep less.
+    For RMSNorm, torch keeps the input in float32, and the normalised input if the gain is trained.
+    GPUs with a fused kernel keep less.
     """
     if config.is_llama:
         return FLOAT_BYTES * config.d_model * (1 + is_trained) + NORM_STATISTICS
@@ -186,11 +186,11 @@ def _attention(
     trained: Collection[str],
     kernel: str,
 ) -> int:
-    """Counts the bytes of the first norm, of attention and of the active modules' heads.
+    """Counts the bytes of the first norm, attention and the active modules' heads.
 
     Rotated queries and keys are one tensor. Values are a view of the projection's output, which is
-    kept whole. The memory-efficient kernel of GPUs, and the CPU's kernel in float32, repeat keys
-    and values for every head. All kernels keep the output and a log-sum-exp for each head.
+    kept whole. The memory-efficient GPU kernel, and the CPU kernel in float32, repeat keys and
+    values for each head. All kernels keep the output and one log-sum-exp per head.
     """
     shared = SHARED in trained
     heads = [(config.num_heads, config.num_kv_heads, shared)]
@@ -252,10 +252,10 @@ def _mlps(
 
 
 def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: int) -> int:
-    """Counts the bytes of logits, their gradient and float32 tensors at the peak of the loss.
+    """Counts the loss's peak bytes, for logits, their gradient and float32 tensors.
 
-    The objectives in FLOAT_LOGITS keep float32 tensors for all tokens. Cross entropy keeps them for
-    only a part of the tokens at a time.
+    Objectives in FLOAT_LOGITS keep float32 tensors for all tokens. Cross-entropy keeps them for
+    only some of the tokens at a time.
     """
     values = num_tokens * config.vocab_size
     part = _float_values(values, width) if width != FLOAT_BYTES else 0
@@ -271,13 +271,13 @@ def _float_values(num_values: int, width: int) -> int:
 class Memory:
     """Bytes on the rank that needs the most memory, from the second step on.
 
-    Not all parts exist at the same time, and `total` is the peak. A backward pass begins with all
-    `activations` and `logits`. It gathers (and, with activation checkpointing, recomputes) the
-    layers one by one while `kept_logits` stay. It ends with `reduction`, the new gradients that are
-    added to the accumulated gradients, which stay until the window's step.
+    The parts do not all exist at the same time, and `total` is the peak. A backward pass starts
+    with all `activations` and `logits`. While `kept_logits` remain, it gathers the layers one by
+    one, and recomputes them if activations are checkpointed. It ends with `reduction`, the new
+    gradients. They are added to the accumulated `gradients`, which remain until the optimizer step.
     """
 
-    # Float32 weights, including those of the start with which RMU and UNDO compare.
+    # Float32 weights, including the initial weights that RMU and UNDO compare with.
     weights: int
     # Copies of the weights in a lower precision, on a single process.
     copies: int
@@ -314,15 +314,15 @@ def rank_memory(
     num_passes: int = 1,
     num_merged: int = 1,
 ) -> Memory:
-    """Estimates the memory of the first rank, which has the most rows of every parameter.
+    """Estimates the memory of rank 0, which has the most rows of every parameter.
 
-    The arguments are those of `Learner`. A compiled run needs no more memory, because its loss
-    stores no float32 logits. If compiling fails, the run continues uncompiled, as estimated.
+    The arguments are as in `Learner`. The estimate is for uncompiled runs, because a run continues
+    uncompiled if compilation fails. A compiled run stores no float32 logits, so it needs no more.
     """
     width, sharing = BYTES[run.precision], sharing_of(run.model, run.precision, num_ranks, device)
     kernel, batch = model_kernel(device, width, run.model), evaluation_batch(run.model, device)
     weights, routes = model_weights(run.model, sharing.own_groups), list_routes(run)
-    # RMU also keeps these layers of its start, UNDO all. Only these layers have a graph.
+    # RMU also keeps these layers of the initial model, and UNDO all. Only these have a graph.
     steered = run.objective.steered_layers
     below = replace(run.model, num_layers=steered) if steered else run.model
     distils = run.objective.kind == DISTILLATION
@@ -388,7 +388,7 @@ def _num_values(weights: Iterable[Weight]) -> int:
 def _most_trained(
     run: RunConfig, weights: Collection[Weight], routes: list[Route]
 ) -> frozenset[str]:
-    """Returns the parameter sets that are trained by the window with the most gradients.
+    """Returns the parameter sets that are trained in the window with the most gradients.
 
     The routes of this window are chosen greedily.
     """
@@ -411,10 +411,10 @@ def _set_sizes(weights: Iterable[Weight]) -> Counter[str]:
 def _num_gathered(
     weights: Iterable[Weight], routes: list[Route], num_ranks: int, keeps: bool
 ) -> int:
-    """Counts the values that are gathered at the same time.
+    """Counts the weight values that are gathered at once.
 
-    A rank gathers the embedding or the head, a block and the next block. If `keeps`, the embedding,
-    the head and all blocks stay gathered.
+    A rank gathers the embedding or head, a block and the next block. If `keeps`, the embedding,
+    head and all blocks stay gathered.
     """
     groups: Counter[str] = Counter()
     for weight in weights:
@@ -437,11 +437,11 @@ def _gradients(
 ) -> tuple[int, int]:
     """Returns (bytes of accumulated gradients, bytes added at the end of a backward pass).
 
-    On one process, a backward pass makes gradients in the computing precision, and adds them to
-    float32 gradients. A GPU first converts one parameter set at a time to float32. With several
-    ranks, each rank keeps whole float32 gradients until the window's last pass. The last pass
-    reduces one group after another. The embedding comes last, with its new gradient and a float32
-    copy to scatter. If every pass is reduced, a rank keeps only the gradients of its rows.
+    On one process, a backward pass computes gradients in the run's precision and adds them to
+    float32 gradients. A GPU first converts them to float32, one parameter set at a time. With
+    several ranks, each rank keeps whole float32 gradients until the window's last pass, which
+    reduces group by group. The embedding comes last, with its new gradient and a float32 copy to
+    scatter. If every pass is reduced, a rank keeps only the gradients of its rows.
     """
     whole = FLOAT_BYTES * _num_values(trained)
     last = _num_values(w for w in trained if w.group == EMBEDDING)

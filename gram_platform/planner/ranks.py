@@ -1,4 +1,4 @@
-"""Chooses how many ranks each run of a study gets, and predicts how long the study takes."""
+"""Chooses the number of ranks for each run of a study, and predicts the study's duration."""
 
 import bisect
 import heapq
@@ -28,10 +28,10 @@ from gram_platform.planner import (
 
 # AUTO lets the planner choose the number of ranks. BY_DEVICE is AUTO on GPUs and 1 on CPUs.
 AUTO, BY_DEVICE = 0, -1
-# The most GPU-hours that a run may cost if a study ends earlier, as a multiple of the fewest
+# The most GPU-hours that a run can cost to finish a study earlier, as a multiple of the fewest
 # [ours].
 MOST_HOURS = 1.1
-# Bytes a second that each rank exchanges with other machines [ours]: half of 400 Gb/s.
+# Bytes per second that each rank exchanges with other machines [ours]: half of 400 Gb/s.
 NETWORK_RATE = 25e9
 # The time of a node without its passes [ours]. It was .1 s on two idle cores and .7 s on busy ones.
 NODE_S = 0.3
@@ -39,7 +39,7 @@ NONE_BEGUN: Mapping[str, int] = {}
 
 
 def fewest_ranks(run: RunConfig, machine: Machine, checkpointing: bool = False) -> int | None:
-    """Returns the fewest ranks that divide the micro-batch and fit, or None."""
+    """Returns the fewest ranks that divide the micro-batch and fit into memory, or None."""
     return next((n for n in _divisors(run) if fits(run, n, machine, checkpointing)), None)
 
 
@@ -49,9 +49,9 @@ def _divisors(run: RunConfig) -> list[int]:
 
 @dataclass(frozen=True)
 class Ranks:
-    """How many ranks each run of a study gets.
+    """The number of ranks of each run in a study.
 
-    AUTO means the fewest ranks that fit into memory, until `StudyWork.choose` replaces AUTO.
+    AUTO means the fewest ranks that fit into memory, until `StudyWork.choose` replaces it.
     """
 
     number: int = 1
@@ -60,7 +60,7 @@ class Ranks:
     machine: Machine = MACHINES["cpu"]
     # Whether every block's activations are checkpointed.
     checkpointing: bool = False
-    # The most ranks of a run that may have more than its fewest, by size; "" for all other sizes.
+    # The limit of `choices` by size, "" for all other sizes. By default, the fewest ranks.
     most: tuple[tuple[str, int], ...] = ()
     # The ranks of runs that have begun, by id. They override AUTO.
     of_run: tuple[tuple[str, int], ...] = ()
@@ -75,7 +75,7 @@ class Ranks:
     def of(self, run: RunConfig, size: str) -> int:
         """Returns a run's number of ranks, which divides its micro-batch.
 
-        Raises ValueError for AUTO if the run fits into memory on no number of ranks.
+        Raises ValueError for AUTO if the run does not fit into memory on any number of ranks.
         """
         if number := dict(self.of_run).get(run.run_id):
             return number
@@ -87,7 +87,7 @@ class Ranks:
         return fewest
 
     def choices(self, run: RunConfig, size: str) -> tuple[int, ...]:
-        """Lists the numbers of ranks that a run may have, the largest first."""
+        """Lists the possible numbers of ranks of a run in descending order."""
         fewest = self.of(run, size)
         most = dict(self.most).get(size if size in dict(self.of_size) else "", fewest)
         return (*(n for n in range(most, fewest, -1) if run.micro_batch % n == 0), fewest)
@@ -102,9 +102,9 @@ def exchange_hours(
 ) -> float:
     """Estimates the hours of gathering weights and reducing gradients, summed over ranks.
 
-    `train/sharding.py` gathers a block before its forward and its backward pass, unless weights
-    stay gathered. It reduces gradients once per window or in every pass. The estimate is an upper
-    bound, because most exchanges overlap with computation.
+    `train/sharding.py` gathers a block before its forward and backward pass, unless weights stay
+    gathered. It reduces gradients once per window or in every pass. The estimate is an upper bound,
+    because most communication overlaps with computation.
     """
     if num_ranks == 1:
         return 0.0
@@ -124,15 +124,15 @@ def exchange_hours(
 
 @dataclass(frozen=True)
 class Forecast:
-    """How long a study takes on a number of GPUs or CPU slots."""
+    """A study's predicted duration on a number of GPUs or CPU slots."""
 
     hours: float
-    # The share of the slots' time in which they execute nothing.
+    # The share of the slots' time that is idle.
     idle: float
 
 
 class RunGroup(NamedTuple):
-    """Runs whose memory and exchanges differ only by their number of modules."""
+    """Identifies runs whose memory and communication differ only by their number of modules."""
 
     size: str
     method: str
@@ -141,7 +141,7 @@ class RunGroup(NamedTuple):
 
 
 def one_rank_hours(nodes: Sequence[Node], machine: Machine) -> dict[str, float]:
-    """Returns the estimated hours of each node on one rank, by node id. NODE_S is included."""
+    """Returns the estimated hours of each node on one rank, by node id, including NODE_S."""
     runs = {node.id: node for node in nodes if node.is_run}
     return {
         node.id: NODE_S / 3600
@@ -153,9 +153,9 @@ def one_rank_hours(nodes: Sequence[Node], machine: Machine) -> dict[str, float]:
 class StudyWork:
     """The nodes of a study with their hours on one rank.
 
-    The memory and communication of a group are those of its largest run. `share` is the
-    share of a GPU that a run of one rank gets. A run on half a GPU is assumed to take twice the
-    time, although small runs take less.
+    The largest run of a group determines the group's memory and communication. `share` is the
+    fraction of a GPU that a one-rank run gets. On half a GPU, a run is assumed to take twice as
+    long, although small runs take less.
     """
 
     def __init__(self, nodes: Sequence[Node], ranks: Ranks, share: float = 1.0) -> None:
@@ -171,18 +171,18 @@ class StudyWork:
                 largest = self._largest.setdefault(group, run)
                 if total_parameters(run.model) > total_parameters(largest.model):
                     self._largest[group] = run
-        # The hours of exchanges as a share of the hours of training, by group and number of ranks.
+        # Exchange hours as a share of training hours, by group and number of ranks.
         self._added: dict[tuple[RunGroup, int], float] = {}
 
     def choose(self, num_slots: int, begun: Mapping[str, int] = NONE_BEGUN) -> Ranks:
-        """Chooses the number of ranks of every size.
+        """Chooses the number of ranks for each size that the user left at AUTO.
 
-        Each size gets the number of ranks with which the study ends first, or the fewest of equally
-        good numbers. A number must fit into memory and cost at most MOST_HOURS times the fewest
-        GPU-hours. `num_slots` is the number of GPUs of the cluster, or 0 if the cluster grows with
-        the demand. `begun` maps the ids of runs that have begun to their ranks, which stay. Raises
-        ValueError if a size fits on no number of ranks up to `num_slots`, or does not fit on the
-        number that the user gave.
+        Each size gets the number of ranks with which the study finishes first, or the smallest of
+        equally good numbers. Each number must fit into memory and cost at most MOST_HOURS times the
+        fewest GPU-hours. `num_slots` is the number of GPUs in the cluster, or 0 if it grows with
+        demand. `begun` maps the ids of runs that have begun to their ranks, which do not change.
+        Raises ValueError if a size does not fit on any number of ranks up to `num_slots`, or on the
+        user's number.
         """
         self.require_memory()
         hours: dict[str, float] = defaultdict(float)
@@ -213,7 +213,7 @@ class StudyWork:
         return with_numbers(chosen)
 
     def require_memory(self) -> None:
-        """Raises ValueError if a number that the user gave needs more memory than a GPU has."""
+        """Raises ValueError if a run does not fit into GPU memory on the user's number of ranks."""
         checkpointing = self.ranks.checkpointing
         for group, run in self._largest.items() if self.machine.device == "cuda" else ():
             if self.ranks.number_of(group.size) == AUTO:
@@ -230,11 +230,11 @@ class StudyWork:
                 raise invalid("num_workers", number, expected)
 
     def _memory_bytes(self, num_ranks: int) -> float:
-        """Returns the memory of a rank. Only a run of one rank may have a share of a GPU."""
+        """Returns the memory of a rank. Only one-rank runs can share a GPU."""
         return self.machine.memory_bytes * (self.share if num_ranks == 1 else 1.0)
 
     def _possible(self, size: str, num_slots: int) -> list[int]:
-        """Lists the numbers of ranks on which a size fits at an acceptable cost, ascending."""
+        """Lists the numbers of ranks, ascending, on which a size fits at an acceptable cost."""
         runs = [run for group, run in self._largest.items() if group.size == size]
         widest = max(runs, key=lambda run: run.micro_batch)
         numbers = [n for n in _divisors(widest) if all(self._fits(run, n) for run in runs)]
@@ -265,7 +265,7 @@ class StudyWork:
         return fits(run, number, machine, self.ranks.checkpointing)
 
     def _factor(self, group: RunGroup, number: int) -> float:
-        """Returns the GPU-hours of a run as a multiple of its GPU-hours on one rank."""
+        """Returns a run's GPU-hours as a multiple of its GPU-hours on one rank."""
         if (group, number) not in self._added:
             run = self._largest[group]
             exchanged = exchange_hours(run, number, self.machine, self.ranks.checkpointing)
@@ -275,7 +275,7 @@ class StudyWork:
     def forecast(
         self, num_slots: int, ranks: Ranks | None = None, done: Collection[str] = ()
     ) -> Forecast:
-        """Predicts how long the unfinished nodes take if no machine crashes.
+        """Predicts how long the nodes not in `done` take if no machine crashes.
 
         `num_slots` is as in `choose`. Raises ValueError if a node needs more slots.
         """
@@ -301,16 +301,16 @@ def predict_makespan(
     num_slots: int,
     ranks: Mapping[str, int] | None = None,
 ) -> float:
-    """Returns the hours from the start of a study until its last node ends.
+    """Returns the hours from the start of a study until its last node finishes.
 
-    `hours` maps ids to hours. `ranks` maps ids to the GPUs or CPU slots that a node occupies, by
-    default 1. Raises ValueError if a node has more ranks than `num_slots`.
+    `hours` maps ids to hours. `ranks` maps ids to the number of GPUs or CPU slots that a node
+    occupies, by default 1. Raises ValueError if a node needs more than `num_slots`.
 
-    A node can start once the runs that it needs have ended and enough slots are free. Needed runs
-    that are not among `nodes` count as done. Nodes start in the engine's order. Evaluations come
-    first, then the runs with the most ranks, then the runs that begin the longest chain of hours.
-    If a node does not fit, the next node that fits starts. Unlike in the engine, each evaluation is
-    a separate task.
+    A node can start when the runs that it needs have finished and enough slots are free. Runs
+    outside `nodes` are considered finished. Nodes start in the engine's order: evaluations, then
+    the runs with the most ranks, then the runs that begin the longest chains of hours. If a node
+    does not fit, the next node that fits starts. Unlike in the engine, each evaluation is a
+    separate task.
     """
     widths = {node.id: (ranks or {}).get(node.id, 1) for node in nodes}
     widest = max(widths.values(), default=1)
