@@ -1,8 +1,8 @@
 """Chooses, once per process, between plain torch and code that is faster on some CPUs.
 
-The fast code needs a private operator of torch (`kernels.py`) and glibc's allocator. Plain torch is
-used where these are missing, as on macOS, and with GRAM_CPU_CODE=torch. It is slower and rounds
-differently.
+The fast code needs a private torch operator (`kernels.py`) and glibc's allocator. Plain torch is
+slower and rounds differently. It is used where these are missing, as on macOS, and if
+GRAM_CPU_CODE=torch.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ BOUND = 1e-4
 
 @functools.cache
 def has_fast_code() -> bool:
-    """Returns whether the fast code is allowed and reproduces torch's numbers."""
+    """Returns True if the fast code is available, allowed, and agrees with plain torch."""
     operator = getattr(torch.ops.aten, OPERATOR, None)
     if os.environ.get(VARIABLE) == PLAIN or operator is None:
         return False
@@ -48,17 +48,17 @@ def has_fast_code() -> bool:
 
 # From glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-# The end of glibc's adaptive threshold, above which blocks are mapped one by one.
+# The maximum of glibc's adaptive threshold. Larger blocks are mapped one by one.
 LARGEST_THRESHOLD = 32 * 2**20
 UNTRIMMED_BYTES = 2**31 - 1
 
 
 @contextlib.contextmanager
 def keep_freed_memory() -> Iterator[None]:
-    """Context manager that keeps memory which is freed at the end of the heap; glibc only.
+    """Context manager that keeps glibc from returning freed heap memory to the system.
 
-    Blocks of memory of 32 MiB and more still return to the system at once. glibc cannot restore its
-    own thresholds, so memory that is freed later is kept until the next use of this function ends.
+    Does nothing without glibc. Blocks of 32 MiB or more still return at once. glibc cannot restore
+    its own thresholds, so memory freed after the block is kept until the next use exits.
     """
     libc = ctypes.CDLL(None)
     if os.environ.get(VARIABLE) == PLAIN or not hasattr(libc, "mallopt"):

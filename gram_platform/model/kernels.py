@@ -1,7 +1,7 @@
 """Computes GELU, rotary embedding and attention, on a CPU faster than torch (FINDINGS.md).
 
-Each kernel is torch's function with similar rounding. Shapes as in `transformer.py`; G = H / K
-query heads share a key-value head.
+Results match torch's up to rounding. Shapes are as in `transformer.py`. G = H / K query heads share
+a key-value head.
 """
 
 import functools
@@ -26,14 +26,14 @@ from gram_platform.config.layout import (
 )
 from gram_platform.model.cpu import PLAIN_ON_CPU, has_fast_code
 
-# The numbers up to which torch's single pass is as fast.
+# Up to this number of values, torch's single pass is as fast.
 GELU_SMALL = 2**15
-# Numbers in one chunk.
+# Values in one chunk.
 GELU_AT_ONCE = 2**18
 ROTATED_AT_ONCE = 2**18
-# Queries in one block of the backward pass, which wastes the scores above its diagonal.
+# Queries per block of the backward pass. Scores above a block's diagonal are wasted.
 QUERIES_AT_ONCE = 128
-# Scores of one matrix product, which stay in a core's cache.
+# Scores in one matrix product, few enough for a core's cache.
 SCORES_AT_ONCE = 2**20
 # GELU(x) = x sigmoid(GELU_1 x + GELU_3 x^3).
 GELU_1 = 2 * (2 / math.pi) ** 0.5
@@ -41,15 +41,15 @@ GELU_3 = 0.044715 * GELU_1
 
 
 def require_first_order() -> None:
-    """Raises RuntimeError under create_graph=True, which would treat saved values as constants."""
+    """Raises RuntimeError under create_graph=True. The kernels have no second derivatives."""
     if torch.is_grad_enabled():
         raise RuntimeError("create_graph=True: expected False, as kernels lack second derivatives")
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Returns GELU in the tanh form.
+    """Computes GELU in the tanh form.
 
-    On a CPU, uses a float32 sigmoid, which takes a third of the time of tanh.
+    On a CPU, large float32 inputs use a sigmoid, which takes a third of tanh's time.
     """
     if _is_fast_on(x) and x.dtype == torch.float32 and x.numel() > GELU_SMALL:
         return _Gelu.apply(x)
@@ -62,7 +62,7 @@ def _is_fast_on(x: Tensor) -> bool:
 
 
 class _Gelu(torch.autograd.Function):
-    """GELU that saves its derivative for the backward pass, where torch's GELU saves the input."""
+    """GELU that saves its derivative for the backward pass. torch's GELU saves the input."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class _Gelu(torch.autograd.Function):
 
 
 def _fill_gelu(x: Tensor, out: Tensor, slope: Tensor | None) -> None:
-    """Fills `out` with x s and `slope` with s + x u' s (1 - s).
+    """Writes x s to `out` and the derivative s + x u' s (1 - s) to `slope`, unless that is None.
 
     Here u = GELU_1 x + GELU_3 x^3 and s = sigmoid(u).
     """
@@ -101,10 +101,10 @@ def _fill_gelu(x: Tensor, out: Tensor, slope: Tensor | None) -> None:
 
 
 def rotate(x_BnTh: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates queries or keys by their positions' angles, in float32.
+    """Applies rotary embedding to queries or keys, in float32.
 
-    Element i of h pairs with element i + h/2. `cos` and `sin` repeat the angles in both halves of h
-    and broadcast to `x_BnTh`.
+    Element i of a head is rotated together with element i + h/2. `cos` and `sin` contain the angles
+    twice, once for each half of h, and broadcast to `x_BnTh`.
     """
     if _is_fast_on(x_BnTh):
         return _Rotation.apply(x_BnTh, cos, sin)
@@ -113,7 +113,7 @@ def rotate(x_BnTh: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _Rotation(torch.autograd.Function):
-    """The rotation. Its backward pass rotates the gradient back, so only the tables are saved."""
+    """Autograd function of `rotate`. Its backward pass is the inverse rotation."""
 
     @staticmethod
     def forward(ctx, x_BnTh: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate(x_BnTh: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
-    """Rotates as many sequences at a time as the cache holds, if all have the same angles."""
+    """Rotates a few sequences at a time to fit the cache, if all sequences have the same angles."""
     rows = max(1, ROTATED_AT_ONCE // x_BnTh[0].numel())
     if rows >= len(x_BnTh) or cos.dim() > 2:
         return _rotate_chunk(x_BnTh, cos, sin, direction)
@@ -154,10 +154,10 @@ def attention(
     is_causal: bool,
     mask_BTT: Tensor | None = None,
 ) -> Tensor:
-    """Returns out_BHTh of grouped-query attention, with scores divided by the square root of h.
+    """Computes out_BHTh of grouped-query attention with scores scaled by 1 / sqrt(h).
 
-    `mask_BTT` is added to the scores and has their dtype. It is 0 or -inf, and always -inf above
-    the diagonal.
+    `mask_BTT` is added to the scores and has their dtype. Its values are 0 or -inf, and always -inf
+    above the diagonal.
     """
     needs_gradient = torch.is_grad_enabled() and (q_BHTh.requires_grad or v_BKSh.requires_grad)
     is_square = is_causal and q_BHTh.shape[2] == k_BKSh.shape[2]
@@ -180,7 +180,7 @@ def _arguments(
     is_causal: bool,
     mask_BTT: Tensor | None,
 ) -> dict:
-    """Returns the arguments of torch's attention; may repeat keys and values on a GPU."""
+    """Returns the arguments for torch's attention. May repeat keys and values on a GPU."""
     group, is_masked = q_BHTh.shape[1] // k_BKSh.shape[1], mask_BTT is not None
     is_on_gpu = q_BHTh.device.type != "cpu"
     if is_on_gpu and group > 1 and repeats_keys(q_BHTh.dtype, q_BHTh.shape[3], is_masked):
@@ -191,16 +191,16 @@ def _arguments(
 
 
 def repeats_keys(dtype: torch.dtype, head_dim: int, is_masked: bool) -> bool:
-    """Returns whether a GPU's kernel needs keys for every head, a constant to torch.compile."""
+    """Returns True if the GPU's kernel needs keys for every query head.
+
+    torch.compile treats this value as a constant.
+    """
     return attention_kernel("cuda", dtype.itemsize, head_dim, is_masked, gpu_kernels()) == EFFICIENT
 
 
 @functools.cache
 def gpu_kernels() -> frozenset[str]:
-    """Returns the attention kernels that torch may use on this process's GPU.
-
-    Without a GPU, returns all kernels.
-    """
+    """Returns the attention kernels that torch may use on the GPU, or all without a GPU."""
     if not torch.cuda.is_available():
         return GPU_KERNELS
     switches, is_ampere = torch.backends.cuda, torch.cuda.get_device_capability() >= (8, 0)
@@ -223,10 +223,10 @@ BACKENDS = {
 
 
 def kernel_in_use(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> str:
-    """Names the attention kernel that trains this model.
+    """Returns the name of the attention kernel that trains this model.
 
-    On a GPU this is torch's choice for the model's shapes. Raises ValueError if a GPU would use
-    plain matrix products in a long context.
+    On a GPU, torch chooses it by the model's shapes. Raises ValueError if a GPU would use plain
+    matrix products with a long context.
     """
     device = torch.device(device)
     if device.type != "cuda":
@@ -244,9 +244,9 @@ def kernel_in_use(config: ModelConfig, dtype: torch.dtype, device: torch.device 
 def _causal_flash(
     q_BHTh: Tensor, k_BKTh: Tensor, v_BKTh: Tensor, mask_BTT: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Returns causal attention's out_BHTh and the log-sum-exp of scores below the diagonal.
+    """Returns out_BHTh of causal attention, and the log-sum-exp of each query's scores.
 
-    With a mask, torch's public function is not causal and computes twice the products.
+    With a mask, torch's public function is not causal and does twice the work.
     """
     group = q_BHTh.shape[1] // k_BKTh.shape[1]
     k_BHTh, v_BHTh = (x.repeat_interleave(group, dim=1) for x in (k_BKTh, v_BKTh))
@@ -257,7 +257,7 @@ def _causal_flash(
 
 
 class _CausalAttention(torch.autograd.Function):
-    """Runs torch's fused forward pass, and matrix products backward, which are faster on a CPU."""
+    """Attention with torch's fused forward pass and a backward pass that is faster on a CPU."""
 
     @staticmethod
     def forward(
@@ -319,7 +319,7 @@ class _CausalAttention(torch.autograd.Function):
 
 
 def _with_subtracted(x_BHTh: Tensor, scale: float, subtracted_BHT: Tensor) -> Tensor:
-    """Scales x and appends two columns whose sum is -subtracted, in twice the precision."""
+    """Returns scaled x with two more columns, whose sum is -subtracted in twice the precision."""
     *shape, h = x_BHTh.shape
     out = x_BHTh.new_empty(*shape, h + 2)
     torch.mul(x_BHTh, scale, out=out[..., :h])
@@ -329,7 +329,7 @@ def _with_subtracted(x_BHTh: Tensor, scale: float, subtracted_BHT: Tensor) -> Te
 
 
 def _query_gradient(qa, ka, va, da, future, mask, dk, dv) -> Tensor:
-    """Returns the unscaled gradient of a block of queries; adds its terms to dk and dv."""
+    """Returns the unscaled gradient of a block of queries. Adds the block's terms to dk and dv."""
     N, G, T, width = qa.shape
     h = width - 2
     qa, da = qa.reshape(N, G * T, width), da.reshape(N, G * T, width)

@@ -1,7 +1,7 @@
-"""Defines layers for passes that mix sequences of several routes.
+"""Defines layers for forward passes that mix sequences of several routes.
 
-Sequences that train a layer come first, and the layer's parameters get no gradient from the others.
-Shapes: B sequences, T tokens, D d_model, R sequences that have a module.
+Sequences that train a layer come first. The others add no gradient to its parameters. Shapes: B
+sequences, T tokens, D d_model, R sequences that have a module.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,19 +14,19 @@ from torch import Tensor, nn
 
 
 class Rows(NamedTuple):
-    """The sequences of a pass that have a module; those that train the module come first."""
+    """The sequences in a pass that have a module. Those that train the module come first."""
 
     index_R: Tensor
-    # How many train it; None: all, or none.
+    # How many train it. None if all do or none does.
     num_trained: int | None
 
 
-# By domain, the module's weight in all sequences, or the sequences that have the module.
+# By domain: the module's weight in all sequences, or the sequences that have the module.
 ActiveModules = Mapping[str, float | Rows]
 
 
 def add_output(total: Tensor, layer: Callable, x: Tensor, active: float | Rows) -> Tensor:
-    """Adds an active module's output, `layer(x, num_trained)`, to `total`."""
+    """Returns `total` plus the output of an active module, `layer(x, num_trained)`."""
     if isinstance(active, Rows):
         out = layer(x.index_select(0, active.index_R), active.num_trained)
         return total.index_add(0, active.index_R, out)
@@ -42,7 +42,7 @@ class Linear(nn.Linear):
 
 
 class _Linear(torch.autograd.Function):
-    """Multiplies all sequences at once. Only the first `num_trained` train the parameters."""
+    """Linear layer for all sequences. Only the first `num_trained` train its parameters."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, num_trained: int) -> Tensor:

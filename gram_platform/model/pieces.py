@@ -1,4 +1,4 @@
-"""Describes the rows of a tensor that one process holds, for saving and loading."""
+"""Describes which rows of a tensor a process holds, for saving and loading."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive rows, from `first_row` on, of a tensor of shape `shape`; a scalar is one row."""
+    """Rows of a tensor with shape `shape`, starting at `first_row`. A scalar has one row."""
 
     rows: Tensor
     first_row: int
     shape: tuple[int, ...]
 
     def between(self, first: int, stop: int) -> Tensor:
-        """Returns a view of rows [first, stop) of the whole tensor, which this piece must hold."""
+        """Returns a view of rows [first, stop) of the whole tensor. This piece must hold them."""
         if not self.shape:
             return self.rows
         end = self.first_row + len(self.rows)
@@ -25,7 +25,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class RowsOnDisk:
-    """A tensor whose rows `rows_on_disk[first:stop]` are read on demand."""
+    """A tensor whose rows are read from disk when it is sliced: `rows_on_disk[first:stop]`."""
 
     shape: tuple[int, ...]
     read: Callable[[int, int], Tensor]
@@ -47,11 +47,11 @@ def num_rows(shape: tuple[int, ...]) -> int:
 
 
 def all_rows(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Returns (0, number of rows), because a single process needs all rows."""
+    """Returns (0, number of rows), the range for a single process."""
     return 0, num_rows(shape)
 
 
 def rank_rows(count: int, rank: int, num_ranks: int) -> tuple[int, int]:
-    """Returns a rank's [first, stop) of `count` rows under FSDP2, whose last chunks are short."""
+    """Returns a rank's [first, stop) of `count` rows under FSDP2. The last ranks may have fewer."""
     size = -(-count // num_ranks)
     return min(rank * size, count), min((rank + 1) * size, count)

@@ -1,9 +1,10 @@
 """Applies auxiliary modules to batches whose rows have different modules.
 
-A module's output is computed only for rows that have it, so that a forbidden module cannot reach a
-row, not even as NaN times zero. Shapes: B rows, T tokens, D d_model, F hidden units and r rank of
-the widest module, M modules, P pairs of a row and a module, n pairs of one module times T; a layer
-maps X -> Y: D -> F, F -> D or D -> D.
+Each module is computed only for the rows that have it, so a forbidden module cannot affect a row,
+not even as NaN times zero.
+
+Shapes: B rows, T tokens, D d_model, F hidden units and r rank of the widest module, M modules, P
+(row, module) pairs, n tokens of one module's pairs. A layer maps X to Y: D to F, F to D or D to D.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,25 +23,26 @@ MAX_PADDING = 1.5
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of a row and a module, sorted by module.
+    """(row, module) pairs, sorted by module.
 
-    Pair i reads row sources[i] and writes row targets[i]. Both are None if a single module has all
-    rows in their order. Weights are None if all are 1. Padding writes to row B, which is dropped.
+    Pair i reads row `sources_P[i]` and adds to row `targets_P[i]`. Both are None if all rows have
+    the same single module. Weights are None if all are 1. Padding writes to an extra row B, which
+    is dropped.
     """
 
     num_rows: int
-    # The modules with their numbers of pairs.
+    # (module, number of pairs) of each module.
     counts: tuple[tuple[int, int], ...]
     sources_P: Tensor | None = None
     targets_P: Tensor | None = None
     weights_P11: Tensor | None = None
 
     def take(self, x_BTX: Tensor) -> Tensor:
-        """Returns the rows that pairs read: x_PTX."""
+        """Returns x_PTX, the row that each pair reads."""
         return x_BTX if self.sources_P is None else x_BTX.index_select(0, self.sources_P)
 
     def add_up(self, out_PTX: Tensor) -> Tensor:
-        """Sums each row's weighted outputs: total_BTX, zeros for a row without modules."""
+        """Returns total_BTX, the weighted sum of each row's outputs. Rows without modules are 0."""
         if self.weights_P11 is not None:
             out_PTX = out_PTX * self.weights_P11
         if self.targets_P is None:
@@ -51,10 +53,10 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Activation:
-    """The modules of each row of a batch.
+    """The modules of each row in a batch.
 
-    `padded` has equally many pairs of all modules; None if that wastes too much, or with fewer than
-    two modules.
+    `padded` has the same number of pairs for all modules. It is None if that wastes too much, or if
+    fewer than two modules are active.
     """
 
     pairs: Pairs
@@ -64,7 +66,7 @@ class Activation:
 def activation(
     domains: Sequence[str], rows: Sequence[Mapping[str, float]], device: str = "cpu"
 ) -> Activation:
-    """Finds the modules of every row, from each row's weights (domain -> weight).
+    """Builds the Activation of a batch from each row's weights (domain -> weight).
 
     Raises ValueError for a domain without a module.
     """
@@ -96,7 +98,7 @@ def _pairs(members: list[list[tuple[int, float]]], num_rows: int, device: str) -
 
 
 class RowMlps(nn.Module):
-    """One layer's auxiliary MLPs, stacked; zeros, which add nothing, pad the narrower ones."""
+    """One layer's auxiliary MLPs, stacked and padded with zeros to the same width."""
 
     def __init__(self, mlps: Sequence[Mlp]):
         super().__init__()
@@ -113,7 +115,7 @@ class RowMlps(nn.Module):
         self.register_buffer("proj_bias_M1D", torch.stack([_bias(m.c_proj)[None] for m in mlps]))
 
     def forward(self, mlp: Mlp | None, x_BTD: Tensor, active: Activation) -> Tensor:
-        """Adds up the core MLP, if there is one, and each row's modules."""
+        """Returns the sum of the core MLP (if any) and each row's modules."""
         aux_BTD = _sum_modules(x_BTD, active, self._one, self._all)
         return aux_BTD if mlp is None else mlp(x_BTD) + aux_BTD
 
@@ -141,7 +143,7 @@ def _bias(projection: nn.Linear) -> Tensor:
 
 
 class RowLoras(nn.Module):
-    """One layer's LoRAs, stacked; zeros, which add nothing, pad the lower ranks."""
+    """One layer's LoRAs, stacked and padded with zeros to the same rank."""
 
     def __init__(self, loras: Sequence[Lora]):
         super().__init__()
@@ -181,10 +183,10 @@ def _sum_modules(
     one: Callable[[Tensor, int], Tensor],
     every: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Returns total_BTY, the sum of each row's modules.
+    """Returns total_BTY, the weighted sum of each row's modules.
 
-    `every(x_MnX)` computes padded modules together. Otherwise `one(x_nX, module)` is called for
-    each.
+    If pairs are padded, `every(x_MnX)` computes all modules at once. Otherwise `one(x_nX, module)`
+    is called for each.
     """
     pairs = active.pairs if active.padded is None else active.padded
     taken_PTX = pairs.take(x_BTX)

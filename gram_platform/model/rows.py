@@ -1,6 +1,6 @@
 """Decodes many sequences at once, each at its own position and with its own modules.
 
-Shapes: B rows read now, R rows of the memory, T tokens, S visible positions, L layers, D d_model, H
+Shapes: B rows read now, R rows of the cache, T tokens, S visible positions, L layers, D d_model, H
 heads, K key-value heads, G = H / K, h head_dim, V vocabulary; X = G T queries that share a
 key-value head.
 """
@@ -16,15 +16,15 @@ from gram_platform.model.kernels import rotate
 from gram_platform.model.row_modules import Activation, RowLoras, RowMlps
 from gram_platform.model.transformer import Attention, Block, Transformer
 
-# The rows of the memory, the positions of their new tokens, what each token sees, and the tables.
+# The cache's rows, the positions of new tokens, what each token sees, and the rotary tables.
 Reading = Sequence[Tensor]
 
 
 class RowReader:
-    """A model with a cache of keys and values for `num_rows` sequences of the context's length.
+    """A model with a key-value cache for `num_rows` sequences of the context's length.
 
-    A row sees only positions that it has read, and only the current document if the model masks
-    documents. The auxiliary modules of `model`, except their heads, are moved into stacks.
+    A row sees only positions that it has read and, if the model masks documents, only its current
+    document. The auxiliary modules of `model`, except their heads, are moved into stacks.
     """
 
     def __init__(self, model: Transformer, num_rows: int):
@@ -33,7 +33,7 @@ class RowReader:
             raise invalid("model.modules", sorted(kinds), "modules of one kind")
         config, weight = model.config, model.lm_head.weight
         self.model, self.domains, self.num_rows = model, config.module_domains, num_rows
-        # The core's, then one for each module.
+        # The core's heads, then one for each module.
         has_heads = any(module.num_heads for module in config.modules)
         num_kv_heads = config.num_kv_heads + has_heads * len(config.modules)
         shape = (config.num_layers, num_rows, num_kv_heads, config.seq_len, config.head_dim)
@@ -62,10 +62,10 @@ class RowReader:
         active: Activation,
         first_row: int = 0,
     ) -> Tensor:
-        """Reads tokens into rows first_row..first_row + B; returns logits_BV after the last tokens.
+        """Reads tokens into rows first_row..first_row + B. Returns each row's last logits_BV.
 
-        Row b has read `num_seen_B[b]` tokens before, and reads the first `num_tokens_B[b]` of T.
-        The rest is padding.
+        Row b has already read `num_seen_B[b]` tokens and now reads the first `num_tokens_B[b]` of
+        T. The rest is padding.
         """
         B, T = tokens_BT.shape
         positions_BT = num_seen_B[:, None] + torch.arange(T, device=self.device)
@@ -91,12 +91,12 @@ class RowReader:
         return self.model.lm_head(self.model.ln_f(last_BD))
 
     def clear(self, first_row: int, num_rows: int) -> None:
-        """Zeroes the cache of rows: a NaN would reach the next sequence through the mask."""
+        """Zeroes cached rows, because a NaN would reach the next sequence despite the mask."""
         for memory in self._memories:
             memory[:, first_row : first_row + num_rows] = 0.0
 
     def move(self, source: int, target: int, num_seen: int) -> None:
-        """Copies the `num_seen` tokens that row `source` has read to row `target`."""
+        """Copies the first `num_seen` cached tokens of row `source` to row `target`."""
         for memory in self._memories:
             memory[:, target, :, :num_seen] = memory[:, source, :, :num_seen]
             memory[:, target, :, num_seen:] = 0.0
@@ -109,7 +109,7 @@ class RowReader:
         num_tokens_B: Tensor,
         rows_B: Tensor,
     ) -> Tensor:
-        """Returns the start of each token's document [B, T]; keeps the start for the next token."""
+        """Returns the start of each token's document [B, T]. Stores the next token's start."""
         before_B = torch.where(positions_BT[:, 0] > 0, self._starts_R[rows_B], 0)
         after_BT = torch.where(tokens_BT == self.model.config.document_end, positions_BT + 1, 0)
         starts_BT1 = torch.cat([before_B[:, None], after_BT], dim=1).cummax(dim=1).values
@@ -125,11 +125,11 @@ class RowReader:
         reading: Reading,
         rows: slice | Tensor,
     ) -> Tensor:
-        """Stores new keys and values in the memory; returns the attention's x_BTD.
+        """Adds new keys and values to the cache. Returns the attention's output x_BTD.
 
-        The queries of a group use one key-value head, which is not copied. `first_head` is the
-        attention's first key-value head in the memory. `rows` are the rows of `reading`, if
-        possible as a slice, because a slice copies no keys or values.
+        The query heads of a group use one key-value head, which is not copied. `first_head` is the
+        attention's first key-value head in the cache. `rows` are the rows of `reading`, preferably
+        as a slice, which copies no keys or values.
         """
         rows_B, positions_BT, visible_BTS, cos, sin = reading
         q_BHTh, *new = attention.heads(normed_BTD, lambda x, _: rotate(x, cos, sin))
@@ -147,7 +147,7 @@ class RowReader:
     def _attend_modules(
         self, block: Block, layer: int, normed_BTD: Tensor, reading: Reading, active: Activation
     ) -> Tensor:
-        """Sums the heads of each row's modules. Each module computes only the rows that have it."""
+        """Sums the heads of each row's modules, each computed only for the rows that have it."""
         pairs, outs, begin = active.pairs, [], 0
         for module, number in pairs.counts:
             chosen = slice(begin, begin + number)

@@ -1,7 +1,7 @@
-"""Defines a decoder-only transformer with grouped-query attention, core MLP and modules.
+"""Defines a decoder-only transformer with grouped-query attention, a core MLP and modules.
 
-The block is StarCoder2's (LayerNorm, GELU) or Llama's (RMSNorm, SwiGLU). A layer adds the core
-MLP's output and each active module's output times its weight.
+Blocks follow StarCoder2 (LayerNorm, GELU) or Llama (RMSNorm, SwiGLU). A layer adds the core MLP's
+output and each active module's weighted output.
 
 Shapes: B sequences, T tokens, S tokens seen, D d_model, F hidden units, H heads, K key-value heads,
 h head_dim, V vocabulary.
@@ -36,7 +36,7 @@ NO_MODULES: Mapping[str, float] = {}
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding in the half-split convention; its tables are never saved."""
+    """Rotary position embedding in the half-split convention. Its tables are never saved."""
 
     def __init__(self, head_dim: int, seq_len: int, theta: float):
         super().__init__()
@@ -46,7 +46,7 @@ class Rotary(nn.Module):
         self.reset_tables()
 
     def reset_tables(self) -> None:
-        """Fills the tables, except on the meta device."""
+        """Computes the tables, unless they are on the meta device."""
         if self.cos_Th.is_meta:
             return
         frequencies = self.theta ** (
@@ -58,7 +58,7 @@ class Rotary(nn.Module):
         self.sin_Th.copy_(angles_Th.sin())
 
     def forward(self, x_BHTh: Tensor, first: int = 0) -> Tensor:
-        """Rotates queries or keys x_BHTh; `first` is the position of the first token."""
+        """Rotates queries or keys x_BHTh, whose first token is at position `first`."""
         stop = first + x_BHTh.shape[2]
         return rotate(x_BHTh, self.cos_Th[first:stop], self.sin_Th[first:stop])
 
@@ -91,7 +91,7 @@ class Attention(nn.Module):
     def heads(
         self, x_BTD: Tensor, rotary: Callable, first: int = 0, num_trained: int | None = None
     ) -> Heads:
-        """Returns (q_BHTh, k_BKTh, v_BKTh), queries and keys rotated from position `first` on."""
+        """Returns (q_BHTh, k_BKTh, v_BKTh). Rotates queries and keys from position `first` on."""
         B, T, _ = x_BTD.shape
         heads_BTnh = self.qkv_proj(x_BTD, num_trained).view(B, T, -1, self.head_dim)
         qk_BTnh, v_BTKh = heads_BTnh.split(
@@ -111,13 +111,13 @@ class Attention(nn.Module):
         mask_BTT: Tensor | None = None,
         num_trained: int | None = None,
     ) -> Tensor:
-        """Attends from T queries to S keys and values; returns the projected x_BTD."""
+        """Attends from T queries to S keys and values. Returns the projected x_BTD."""
         out_BHTh = attention(q_BHTh, k_BKSh, v_BKSh, is_causal, mask_BTT)
         return self.o_proj(out_BHTh.transpose(1, 2).flatten(2), num_trained)
 
 
 class Lora(nn.Module):
-    """Changes the core MLP's projections by low-rank matrices, W + t B A; B starts at zero."""
+    """Low-rank changes of the core MLP's projections: W + t B A with weight t. B starts at zero."""
 
     def __init__(self, config: ModelConfig, rank: int):
         super().__init__()
@@ -131,13 +131,13 @@ class Lora(nn.Module):
             self.gate_b = Linear(rank, d_mlp, bias=False)
 
     def change(self, name: str, x: Tensor, num_trained: int | None) -> Tensor:
-        """Returns the LoRA's change of the output of fc, gate or proj."""
+        """Returns the LoRA's addition to the output of `name`, which is fc, gate or proj."""
         a, b = getattr(self, f"{name}_a"), getattr(self, f"{name}_b")
         return b(a(x, num_trained), num_trained)
 
 
 class Mlp(nn.Module):
-    """Maps x_BTD -> x_BTD by StarCoder2's GELU (tanh) with biases, or Llama's SwiGLU."""
+    """Maps x_BTD -> x_BTD with StarCoder2's tanh GELU and biases, or with Llama's SwiGLU."""
 
     def __init__(self, config: ModelConfig, width: int, has_output_bias: bool = True):
         super().__init__()
@@ -151,7 +151,7 @@ class Mlp(nn.Module):
         num_trained: int | None = None,
         loras: Iterable[tuple[Lora, float | Rows]] = (),
     ) -> Tensor:
-        """Applies the MLP with the active adapters in `loras`."""
+        """Applies the MLP with the active LoRAs in `loras`."""
         hidden_BTF = self.c_fc(x_BTD, num_trained)
         gate_BTF = None if self.c_gate is None else self.c_gate(x_BTD, num_trained)
         for lora, active in loras:
@@ -174,9 +174,9 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 class Block(nn.Module):
-    """One layer: attention, then core MLP and active modules on the same normalised input.
+    """One layer: attention, then the core MLP and active modules on the same normalised input.
 
-    The heads of active modules attend next to the core's.
+    The heads of active modules run in parallel with the core's.
     """
 
     def __init__(self, config: ModelConfig):
@@ -216,7 +216,7 @@ class Block(nn.Module):
         mask_BTT: Tensor | None,
         num_trained: int | None,
     ) -> tuple[Tensor, Tensor]:
-        """Returns the layer's output without auxiliary MLPs, and their normalised input."""
+        """Returns the layer's output before auxiliary MLPs, and these MLPs' normalised input."""
         normed_BTD = self.ln_1(x_BTD, num_trained)
         x_BTD = x_BTD + self.attn(normed_BTD, num_trained, rotary, mask_BTT)
         for head, rows in heads:
@@ -238,7 +238,7 @@ def _make_module(config: ModelConfig, spec: ModuleSpec) -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """Maps tokens_BT to logits_BTV with the modules in `active` (domain -> weight) switched on."""
+    """Maps tokens_BT to logits_BTV, with the modules in `active` (domain -> weight) switched on."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -265,8 +265,8 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Returns logits_BTV.
 
-        Only the first `num_trained` sequences train shared parameters and the core. With None, all
-        sequences do.
+        Only the first `num_trained` sequences train shared parameters and the core. If it is None,
+        all sequences do.
         """
         x_BTD = self.wte(tokens_BT, num_trained)
         ordered = {d: active[d] for d in self.config.module_domains if d in active}
@@ -282,10 +282,10 @@ class Transformer(nn.Module):
 
 
 def document_mask(tokens_BT: Tensor, document_end: int, dtype: torch.dtype) -> Tensor | None:
-    """Returns the mask to add to scores [B, T, T], or None for a `document_end` below 0.
+    """Returns the mask [B, T, T] to add to scores, or None if `document_end` is negative.
 
-    It is 0 for keys of the query's document up to the query, otherwise -inf. The token that ends a
-    document belongs to that document.
+    It is 0 for keys in the query's document up to the query, and -inf otherwise. The `document_end`
+    token belongs to the document that it ends.
     """
     if document_end < 0:
         return None
@@ -303,7 +303,7 @@ def _checkpoint(block: Block, *inputs) -> Tensor:
 
 
 def parameter_set(name: str) -> str:
-    """Returns the parameter set of a qualified name, which is shared, core_mlp or a module's."""
+    """Returns the set of a parameter name: shared, core_mlp or a module's set."""
     parts = name.split(".")
     if parts[0] != "blocks" or parts[2] not in ("mlp", "aux", "heads"):
         return SHARED
@@ -311,12 +311,12 @@ def parameter_set(name: str) -> str:
 
 
 def is_module(name: str) -> bool:
-    """Returns whether a qualified name belongs to an auxiliary module."""
+    """Returns True if a parameter name belongs to an auxiliary module."""
     return parameter_set(name) not in (SHARED, CORE_MLP)
 
 
 def is_trained(config: ModelConfig, name: str, trained: Collection[str]) -> bool:
-    """Returns whether a route that trains these sets trains the parameter with this name."""
+    """Returns True if a route that trains the sets `trained` trains the parameter `name`."""
     of_set = parameter_set(name)
     if of_set == SHARED and EMBEDDINGS in trained:
         return name.startswith("wte") or "ln_" in name
@@ -326,7 +326,7 @@ def is_trained(config: ModelConfig, name: str, trained: Collection[str]) -> bool
 
 
 def parameters_by_set(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
-    """Groups all parameters, in the model's order, by set and qualified name."""
+    """Returns {set: {name: parameter}} of all parameters, in the model's order."""
     sets: dict[str, dict[str, nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         sets.setdefault(parameter_set(name), {})[name] = parameter
@@ -334,7 +334,7 @@ def parameters_by_set(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every parameter by qualified name."""
+    """Returns the shape of every parameter by name."""
     # One block is built, since all are alike.
     with torch.device("meta"):
         model = Transformer(replace(config, num_layers=1))
@@ -346,11 +346,11 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def initial_weight(config: ModelConfig, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Draws a parameter in float32 that depends only on its name, its shape and the seed.
+    """Returns a parameter's initial float32 value, which depends only on the arguments.
 
     Weights are normal with `init_std`, divided by sqrt(2 x layers) for projections into the
-    residual stream (GPT-2's convention; the paper does not say). Biases are 0, gains of norms 1. A
-    LoRA's B is 0, its A has variance 1 / (3 fan-in) [ours].
+    residual stream (GPT-2's convention; the paper does not say). Biases are 0, norm gains 1. A
+    LoRA's B is 0, and its A has variance 1 / (3 fan-in) [ours].
     """
     if name.endswith(("bias", "fc_b.weight", "gate_b.weight", "proj_b.weight")):
         return torch.zeros(shape)
@@ -365,7 +365,7 @@ def initial_weight(config: ModelConfig, seed: int, name: str, shape: tuple[int, 
 
 
 def seed_generator(*names: object) -> torch.Generator:
-    """Makes a generator on the CPU whose seed depends only on the names."""
+    """Returns a CPU generator whose seed depends only on `names`."""
     digest = hashlib.sha256("/".join(map(str, names)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 

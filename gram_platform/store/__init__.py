@@ -1,4 +1,4 @@
-"""Stores runs, evaluations, imported models and packed corpora. MLflow only mirrors the storage."""
+"""Stores runs, evaluations, imported models and packed corpora. MLflow only holds copies."""
 
 from gram_platform.store.directories import EvaluationDirectory
 from gram_platform.store.files import CorruptFile, Folder

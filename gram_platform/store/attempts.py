@@ -1,8 +1,8 @@
-"""Writes the lease, checkpoints, result or failure of one attempt at a run into its own folder.
+"""Writes the files of one attempt at a run: lease, checkpoints, result or failure.
 
-An attempt may be killed at any point. The run then continues from the last commit, and ends with
-the same `result.json`. Simultaneous attempts write different files, but each removes all
-checkpoints older than its newest checkpoint.
+An attempt may be killed at any time. The next attempt continues from the last commit and produces
+the same `result.json`. Concurrent attempts write to separate folders, but each commit also removes
+old checkpoints of other attempts.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ from gram_platform.store.tensors import hash_tensors, save_tensors
 
 
 class Attempt:
-    """An attempt that `RunDirectory.start_attempt` starts. The end of its block releases the lease.
+    """One attempt at a run, used as a context manager that releases the lease on exit.
 
-    A thread renews the lease, because a step may last longer than the lease. If the lease expires
-    before it is renewed, `heartbeat` and commits raise LeaseLost.
+    A thread renews the lease, because one step may take longer than the lease lasts. If the lease
+    expires, `heartbeat` and commits raise LeaseLost.
     """
 
     def __init__(self, run, attempt_id: str, owner: str, lease_seconds: float) -> None:
@@ -57,7 +57,7 @@ class Attempt:
         self._folder = run.attempts.child(attempt_id)
         self._chain: list[dict] = []
         self._step = -1
-        # Seconds of earlier attempts, up to the commit that this attempt continues.
+        # Seconds that led to the checkpoint that this attempt resumed from.
         self._earlier_s = 0.0
         self._started = time.time()
         self._clock = time.monotonic()
@@ -75,17 +75,17 @@ class Attempt:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of this attempt's work, plus earlier work up to the commit that it continues."""
+        """Seconds spent in this attempt, plus those that led to the checkpoint it resumed from."""
         return self._earlier_s + time.monotonic() - self._clock
 
     def resume(
         self, read: Callable[[Folder, int, str], Resumed] = read_checkpoint
     ) -> Resumed | None:
-        """Reads the run's newest intact checkpoint, from which this attempt continues, or None.
+        """Loads the newest intact checkpoint to continue from. Returns None if there is none.
 
-        If `read(attempts, step, attempt_id)` raises CorruptFile, the checkpoint is set aside with a
-        warning. If `read` raises OSError, the next older checkpoint is read. If there is none, the
-        OSError is raised, because starting over would lose all work.
+        `read(attempts, step, attempt_id)` reads one checkpoint. If that fails, the next older one
+        is tried. Checkpoints that raise CorruptFile are set aside with a warning. If all fail and
+        one raised OSError, this error is raised, because restarting would lose all work.
         """
         unreadable = None
         clear_debris(self._attempts)
@@ -94,7 +94,7 @@ class Attempt:
                 resumed = read(self._attempts, step, attempt_id)
             except (CorruptFile, FileNotFoundError) as error:
                 folder = self._attempts.child(attempt_id, CHECKPOINTS)
-                # Without a manifest another attempt has just pruned the checkpoint.
+                # If the manifest is gone, another attempt has just pruned the checkpoint.
                 if folder.child(step_name(step)).exists(MANIFEST):
                     folder.set_aside(step_name(step), error)
             except OSError as error:
@@ -118,11 +118,12 @@ class Attempt:
         state: Mapping,
         records: Sequence[Mapping] = (),
     ) -> None:
-        """Writes a checkpoint of `step`, and adds `records` to the run's history.
+        """Writes a checkpoint for `step` and appends `records` to the run's history.
 
-        `tensors` are CPU tensors by flat name. `state` has JSON values with finite numbers.
-        `records` are the metric records {"step", "time", "metrics"} since the last commit. Raises
-        ValueError if steps do not increase, and LeaseLost if another process may continue the run.
+        `tensors` maps names to CPU tensors. `state` must be JSON-serialisable, without NaN or
+        infinity. `records` are the metric records {"step", "time", "metrics"} since the last
+        commit. Raises ValueError if a step does not exceed the previous one, and LeaseLost if
+        another process may continue the run.
         """
         self._require_above_last(step)
         with self._detect_takeover():
@@ -132,9 +133,9 @@ class Attempt:
     def commit_shards(
         self, step: int, files: Mapping[str, str], state: Mapping, records: Sequence[Mapping] = ()
     ) -> None:
-        """Commits shards that are already in this attempt's folder.
+        """Commits a checkpoint whose shards are already in this attempt's folder.
 
-        `files` are the SHA-256 of all ranks' files by name, as `write_shard` returns them.
+        `files` is {name: SHA-256}, merged from the `write_shard` results of all ranks.
         """
         self._require_above_last(step)
         with self._detect_takeover():
@@ -151,9 +152,9 @@ class Attempt:
         loss: float | None = None,
         num_ranks: int = 1,
     ) -> None:
-        """Reports progress, which the lease's thread writes within a second.
+        """Reports progress, which the lease thread writes to the lease file within a second.
 
-        `loss` is the last training loss in nats a token. Raises LeaseLost if another process may
+        `loss` is the last training loss in nats per token. Raises LeaseLost if another process may
         continue the run.
         """
         self._require_lease()
@@ -173,12 +174,11 @@ class Attempt:
         records: Sequence[Mapping] = (),
         measured: Mapping[str, float | str] | None = None,
     ) -> dict:
-        """Saves the final weights and writes `result.json`, unless the run has a result.
+        """Saves final weights and `result.json` unless the run has a result. Returns the result.
 
-        Returns the run's result, which has the fields of `final`, `run_id`, `weights_sha256` and
-        `sha256`. The fields of `final` must be deterministic. `records` are the metric records
-        since the last commit. `measured` is added to the run's `timing()`. Removes the run's
-        checkpoints.
+        The result has the fields of `final`, which must be deterministic, and `run_id`,
+        `weights_sha256` and `sha256`. `records` are the metric records since the last commit.
+        `measured` adds fields to the run's `timing()`. Removes the run's checkpoints.
         """
         save = partial(self._folder.write_with, WEIGHTS, partial(save_tensors, tensors=tensors))
         return self._finish(save, final, hash_tensors(tensors), records, measured)
@@ -191,9 +191,9 @@ class Attempt:
         records: Sequence[Mapping] = (),
         measured: Mapping[str, float | str] | None = None,
     ) -> dict:
-        """Completes the run with weights that are already written as shards.
+        """Completes the run as `complete` does, but with weights that are already stored as shards.
 
-        `files` are as in `commit_shards`, and `weights_sha256` is `hash_tensors` of the weights.
+        `files` is as in `commit_shards`, and `weights_sha256` is the weights' `hash_tensors`.
         """
         save = partial(self._folder.child(SHARDS).write_sealed, MANIFEST, {"files": dict(files)})
         return self._finish(save, final, weights_sha256, records, measured)
@@ -245,10 +245,9 @@ class Attempt:
 
     @contextlib.contextmanager
     def _detect_takeover(self) -> Iterator[None]:
-        """Context manager that raises LeaseLost if another process has taken over the run.
+        """Context manager that raises LeaseLost if another process may have taken over the run.
 
-        This is so if the lease has expired, or if a file is missing because another attempt removed
-        it.
+        It does so if the lease has expired or the block raises FileNotFoundError.
         """
         self._require_lease()
         try:
@@ -277,5 +276,5 @@ class Attempt:
             remove_weights(self._folder)
 
     def _is_working(self) -> bool:
-        """Returns whether the last step is recent. The lease of a stalled attempt must expire."""
+        """Returns False if the attempt has stalled, so that its lease expires."""
         return time.monotonic() - self._last_step < LONGEST_STEP_S

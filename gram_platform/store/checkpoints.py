@@ -1,6 +1,6 @@
-"""Lists and removes checkpoints and weights of attempts, and writes and reads metric records.
+"""Lists and removes checkpoints and weights of attempts. Writes and reads metric records.
 
-A checkpoint or sharded weights without a manifest are half-written, and count as absent.
+Checkpoints and sharded weights without a manifest are incomplete and treated as absent.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ TENSORS, LAYOUT, STATE = "tensors.safetensors", "layout", "state.json"
 FINISHED = "complete.json"
 CHECKPOINTS, WEIGHTS, SHARDS = "checkpoints", "weights.safetensors", "weights"
 NUM_CHECKPOINTS_KEPT = 2
-# Written last, which makes the files that it names valid.
+# Written last. The files that it lists are invalid until then.
 MANIFEST = "manifest.json"
-# Names of metrics begin with these. `<domain>` follows for the losses at a run's evaluation points,
+# Prefixes of metric names. `<domain>` follows for the losses at a run's evaluation points,
 VALIDATION, BEST = "validation/loss/", "best/loss/"
 # and for losses for people to watch (`engine.evaluation`).
 PROGRESS = "progress/loss/"
@@ -31,7 +31,7 @@ PROBE = NORM + "probe/"
 
 
 class Segment(TypedDict):
-    """One file of metric records in a run's history, with its attempt and its last step."""
+    """One file of a run's history, with metric records of one attempt."""
 
     attempt: str
     file: str
@@ -40,7 +40,7 @@ class Segment(TypedDict):
 
 
 class StoredMetrics(TypedDict):
-    """The metrics of a step. A metric may be NaN."""
+    """The metrics recorded at one step. A value may be NaN."""
 
     step: int
     time: float
@@ -65,7 +65,7 @@ def step_name(step: int) -> str:
 
 
 def list_checkpoints(attempts: Folder) -> list[tuple[int, str]]:
-    """Lists (step, attempt_id) of a run's checkpoints, the lowest step first."""
+    """Lists a run's checkpoints as (step, attempt_id), in ascending order."""
     checkpoints = []
     for attempt_id in attempts.list():
         folder = attempts.child(attempt_id, CHECKPOINTS)
@@ -76,7 +76,7 @@ def list_checkpoints(attempts: Folder) -> list[tuple[int, str]]:
 
 
 def newest_manifest(attempts: Folder) -> dict | None:
-    """Reads the newest intact manifest, or None. The checkpoint's tensors are not verified."""
+    """Reads the newest intact checkpoint manifest, or returns None. Does not verify the tensors."""
     for step, attempt_id in reversed(list_checkpoints(attempts)):
         try:
             folder = attempts.child(attempt_id, CHECKPOINTS, step_name(step))
@@ -99,9 +99,9 @@ def collect_denied(errors: list) -> Iterator[None]:
 
 
 def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> list:
-    """Removes the run's checkpoints, except the newest `keep` and the newest of `writer_id`.
+    """Removes a run's checkpoints, except the newest `keep` and the newest of attempt `writer_id`.
 
-    Returns a PermissionError for each file that this user may not remove.
+    If `keep` is 0, removes all. Returns a PermissionError for each one that cannot be removed.
     """
     errors: list = []
     checkpoints = list_checkpoints(attempts)
@@ -110,16 +110,16 @@ def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> list:
         if (step, attempt_id) != writers_newest:
             folder = attempts.child(attempt_id, CHECKPOINTS)
             with collect_denied(errors):
-                # Without its manifest a half-removed checkpoint counts as absent.
+                # Removed first, so that a half-removed checkpoint counts as absent.
                 folder.child(step_name(step)).remove(MANIFEST)
                 folder.remove(step_name(step))
     return errors
 
 
 def clear_debris(attempts: Folder) -> list:
-    """Removes half-written checkpoints and files of ended attempts.
+    """Removes incomplete checkpoints and temporary files that ended attempts left behind.
 
-    Returns PermissionErrors, as `prune` does.
+    Returns PermissionErrors like `prune`.
     """
     errors: list = []
     for attempt_id in attempts.list():
@@ -142,7 +142,10 @@ def clear_debris(attempts: Folder) -> list:
 def write_segment(
     attempt: Folder, attempt_id: str, records: Sequence[Mapping], after_step: int
 ) -> dict:
-    """Writes records to one file and returns its entry. Steps must rise and exceed `after_step`."""
+    """Writes records to one file and returns its history entry.
+
+    Raises ValueError unless the steps increase and all exceed `after_step`.
+    """
     steps = [record["step"] for record in records]
     if any(b <= a for a, b in zip([after_step, *steps], steps, strict=False)):
         raise invalid("records", steps, f"rising steps above {after_step}, the last one committed")
@@ -156,7 +159,7 @@ def write_segment(
 
 
 def read_segment(attempts: Folder, entry: dict) -> list[dict]:
-    """Reads the records of a history entry. Raises CorruptFile if a file is missing or altered."""
+    """Reads the file of a history entry. Raises CorruptFile if it is missing or altered."""
     path = f"{attempts.path}/{entry['attempt']}/segments/{entry['file']}"
     try:
         data = attempts.child(entry["attempt"], "segments").read(entry["file"])
@@ -181,10 +184,10 @@ def has_weights(attempt: Folder) -> bool:
 
 
 def clear_weights(attempts: Folder) -> None:
-    """Removes the weights, even half-written, of attempts that ended before they finished.
+    """Removes the weights, complete or not, of attempts that ended without finishing.
 
-    Call this only if a finished attempt has the result's weights. An attempt that only seemed to
-    have ended may lose its own weights.
+    Call this only if a finished attempt has the result's weights, because a suspended attempt can
+    be mistaken for an ended one.
     """
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)
@@ -193,10 +196,10 @@ def clear_weights(attempts: Folder) -> None:
 
 
 def remove_weights(attempt: Folder) -> int:
-    """Removes the attempt's weights, even half-written, and returns the freed bytes."""
+    """Removes the attempt's weights, complete or not, and returns the number of bytes freed."""
     shards = attempt.child(SHARDS)
     num_bytes = sum(shards.size(name) for name in shards.list())
-    # Without their manifest half-removed weights count as absent.
+    # Removed first, so that half-removed weights count as absent.
     shards.remove(MANIFEST)
     attempt.remove(SHARDS)
     if attempt.exists(WEIGHTS):

@@ -1,8 +1,8 @@
-"""Fetches packed corpora from the storage to this machine, and uploads new corpora.
+"""Downloads packed corpora from the storage to this machine, and uploads new corpora.
 
-A permuted corpus in an object store is fetched block by block, when a row of the block is first
-read and the local copy does not have the manifest's SHA-256. All processes of a machine share one
-sparse file for each domain.
+A permuted corpus in an object store is downloaded in blocks. A block is fetched when one of its
+rows is first read, unless the local copy matches the manifest's SHA-256. All processes on a machine
+share one sparse file per domain.
 """
 
 import contextlib
@@ -55,9 +55,9 @@ def provide_corpus(
     progress: Progress = silent,
     workers: "Workers | None" = None,
 ) -> PackedCorpus:
-    """Opens the recipe's corpus. If the storage lacks it, packs and uploads it first.
+    """Opens the corpus of a recipe. Packs and uploads it first if the storage lacks it.
 
-    `store` is open for writing. `workers` are passed to `prepare`, and must have access to this
+    `store` must be open for writing. `workers` are passed to `prepare` and need access to this
     machine's files. Raises the errors of `prepare` and `open_corpus`.
     """
     # Imported here, because a machine that only trains lacks tokenizers.
@@ -79,11 +79,11 @@ def provide_corpus(
 def open_corpus(
     store: Store, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD
 ) -> PackedCorpus:
-    """Opens a packed corpus on this machine, after a download if it is in an object store.
+    """Opens a packed corpus on this machine. Downloads it first if it is in an object store.
 
-    Training sequences of a permuted corpus are fetched when they are read, and the first `ahead`
-    sequences of each domain in the background. Raises ValueError if the storage lacks the corpus,
-    if the stored copy is corrupted, or if this machine's disk is full.
+    Training sequences of a permuted corpus are fetched when they are read. The first
+    `ahead[domain]` of each domain are also fetched in the background. Raises ValueError if the
+    storage lacks the corpus, its copy is corrupted, or this machine's disk is full.
     """
     stored, target = store.data_dir(data_id), store.data_root / data_id
     if store.is_local:
@@ -108,7 +108,7 @@ def open_corpus(
 
 
 def lost_text(store: Store, data_id: str) -> list[str]:
-    """Describes, in lines, the text that the tokenizer of a packed corpus cannot encode."""
+    """Returns lines that describe which text of a corpus its tokenizer cannot encode."""
     stored = store.data_dir(data_id)
     try:
         return describe_unspelled(parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST)))
@@ -168,7 +168,7 @@ def _explain_damage(stored: RemoteFolder, folder: Path) -> Iterator[None]:
 
 
 def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> PackedCorpus:
-    """Starts or continues a download to a hidden folder, verifies it, and renames the folder."""
+    """Starts or continues a download to a hidden folder. Verifies it, then renames the folder."""
     partial = target.with_name(f".fetch-{target.name}")
     try:
         with _explain_damage(stored, partial):
@@ -194,9 +194,9 @@ def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> P
 class FetchedRows:
     """The training sequences of a domain as an array of token ids [num_sequences, seq_len + 1].
 
-    A row is fetched when it is read. `path` is this machine's copy of the stored file. The file is
-    divided into blocks of equal size, except the last, and `hashes` are the SHA-256 of the blocks.
-    `fetch(first, stop)` reads bytes of the stored file.
+    Rows are fetched when they are read. `path` is the local copy of the stored file. The file is
+    split into blocks of `block_bytes` (the last may be shorter), and `hashes` are their SHA-256.
+    `fetch(start, stop)` reads a byte range of the stored file.
     """
 
     def __init__(
@@ -244,14 +244,14 @@ class FetchedRows:
         return np.unique((first[:, None] + between).clip(max=last[:, None])).tolist()
 
     def first(self, num_rows: int) -> list[int]:
-        """Lists the numbers of the blocks that contain the first rows."""
+        """Returns the numbers of the blocks that contain the first `num_rows` rows."""
         return list(range(-(-min(num_rows, len(self)) * self._row_bytes // self._block_bytes)))
 
     def bring(self, number: int) -> None:
         """Fetches a block unless this machine has it.
 
-        Raises ValueError if the storage's copy is damaged or this machine's disk is full, and
-        OSError if the storage cannot be reached.
+        Raises ValueError if the stored block is damaged or this machine's disk is full, and OSError
+        if the storage cannot be reached.
         """
         if not self._is_here[number] and not self._is_intact(number):
             with self._locks.lock(f"fetch-{number % NUM_LOCKS}"):
@@ -284,10 +284,10 @@ class FetchedRows:
 
 
 def open_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[str, FetchedRows]:
-    """Opens the training sequences of a permuted corpus, by domain.
+    """Opens the training sequences of a permuted corpus. Returns FetchedRows by domain.
 
-    `folder` is a local folder for this manifest only. Raises ValueError if the manifest does not
-    match the stored files.
+    `folder` is a local folder used only for this manifest. Raises ValueError if hashes are missing
+    or the stored files have other sizes.
     """
     names = {domain: sequence_path("train", domain) for domain in manifest["domains"]}
     digests = [manifest["files"][name] for name in names.values()]
@@ -321,10 +321,10 @@ def fetch_ahead(rows: Mapping[str, FetchedRows], num_rows: Mapping[str, int]) ->
 
 
 def _bring_each(left: "queue.SimpleQueue[tuple[FetchedRows, int]]") -> None:
-    """Fetches blocks until none is left or a fetch fails.
+    """Fetches queued blocks until the queue is empty or a fetch fails.
 
-    Errors are ignored, because the run gets the same error when it reads the block. RuntimeError is
-    also ignored, because drivers of object stores raise it while the process ends.
+    Errors are suppressed, because reading the block raises them again. Object store drivers also
+    raise RuntimeError while the process exits.
     """
     with contextlib.suppress(queue.Empty, OSError, ValueError, RuntimeError):
         while True:

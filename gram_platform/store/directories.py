@@ -1,6 +1,6 @@
-"""Reads and writes the directories of evaluations and imports, and the files common to all nodes.
+"""Reads and writes directories of evaluations and imports, and files that all nodes have.
 
-torch is imported only for tensors.
+Imports torch only for tensors.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 Config = TypeVar("Config")
 
 CONFIG, TAGS, RESULT, TIMING = "config.json", "tags.json", "result.json", "timing.json"
-# The field of a result with the hash of its tensors.
+# The result field that contains the hash of its tensors.
 TENSORS_HASH = "tensors_sha256"
-# The field of a result with the `weights_sha256`, by id, of the weights that it was made from.
+# The result field that maps the ids of its sources to their `weights_sha256`.
 SOURCE_HASHES = "source_weights_sha256"
 WRONG_HASH = "its hash is not the result's"
 # Ints stay ints, so that a result that is read and written again has the same bytes.
@@ -47,7 +47,7 @@ Number = float | int
 
 
 class EvaluationResult(TypedDict):
-    """The fields of an evaluation's result that this module or reports read."""
+    """Fields of an evaluation result that this module or reports use."""
 
     eval_id: str
     losses: NotRequired[dict[str, Number]]
@@ -68,7 +68,7 @@ class ImportResult(TypedDict):
 
 @dataclass(frozen=True)
 class NodeDirectory:
-    """One directory of the storage, whose `kind` is run, evaluation or import."""
+    """The directory of one node. `kind` is `run`, `evaluation` or `import`."""
 
     folder: Folder
     node_id: str
@@ -92,10 +92,10 @@ class NodeDirectory:
         return self.config_as(dict)
 
     def config_as(self, read: Callable[[Mapping], Config]) -> Config:
-        """Reads the config by `run_from_plain` or another reader.
+        """Reads the config and converts it with `read`, such as `run_from_plain`.
 
-        Raises ValueError if the storage has no such node, if the config's hash is not the
-        directory's id, or if `read` rejects the config. The last two errors name the file.
+        Raises ValueError if the storage has no such node, if the config does not match the node's
+        id, or if `read` rejects the config.
         """
         plain = self.folder.read_json(CONFIG)
         if plain is None:
@@ -110,17 +110,17 @@ class NodeDirectory:
             raise error.at(self.folder.file(CONFIG)) from error
 
     def model_config(self) -> ModelConfig:
-        """Reads the model's config of a run or an import. Raises the errors of `config_as`."""
+        """Reads the model config of a run or an import. Raises the errors of `config_as`."""
         return self.config_as(lambda plain: from_plain(ModelConfig, plain.get("model"), ("model",)))
 
     def tags(self) -> dict[str, str]:
-        """Reads the merged tags of all studies that use this node."""
+        """Reads this node's tags, which are merged from all studies that use the node."""
         return self.folder.read_or_set_aside(TAGS, dict[str, str])
 
     def add_tags(self, tags: Mapping[str, str]) -> None:
         """Merges `tags` into the stored tags.
 
-        If two processes write at once to an object store, the tags of the first are lost.
+        In an object store, simultaneous calls may overwrite each other's tags.
         """
         if not all(isinstance(text, str) for pair in tags.items() for text in pair):
             raise invalid("tags", dict(tags), "names and values that are strings")
@@ -130,7 +130,7 @@ class NodeDirectory:
             self.folder.write_sealed(TAGS, {**self.tags(), **tags}, durable=False)
 
     def result(self) -> dict | None:
-        """Reads the sealed result, or None if it is missing. A corrupted result is set aside."""
+        """Reads and verifies the result, or returns None. Sets a corrupted result aside."""
         try:
             result = self.folder.read_sealed(RESULT, self.result_kind)
             if result is not None and result[self.id_field] != self.node_id:
@@ -150,7 +150,7 @@ class NodeDirectory:
         return result
 
     def publish(self, data: bytes) -> dict:
-        """Stores `data` as the result unless there is a result already; returns the stored result.
+        """Stores `data` as the result unless a result exists. Returns the stored result.
 
         Warns if the existing result differs from `data`.
         """
@@ -174,9 +174,9 @@ class NodeDirectory:
             return False
 
     def ensure_config(self, config: RunConfig | AnyEvaluation | TaskScores) -> None:
-        """Stores the config unless it is stored already. Sets a damaged config aside.
+        """Stores the config unless an intact one is stored. Sets a damaged config aside.
 
-        Raises ValueError if the directory belongs to another node.
+        Raises ValueError if `config` belongs to another node.
         """
         node_id = getattr(config, self.id_field)
         if node_id != self.node_id:
@@ -194,8 +194,8 @@ class NodeDirectory:
 class EvaluationDirectory(NodeDirectory):
     """`<storage>/evaluations/<eval_id>/{config.json, tags.json, result.json, timing.json}`.
 
-    Tensors are in `tensors-<hash>.safetensors`. The result has this hash, so it never refers to
-    another writer's tensors.
+    Tensors are in `tensors-<hash>.safetensors`. The result contains this hash, so two writers
+    cannot mix up their tensors.
     """
 
     kind = "evaluation"
@@ -210,7 +210,7 @@ class EvaluationDirectory(NodeDirectory):
         return self.node_id
 
     def timing(self) -> dict:
-        """Reads {"elapsed_s", "ended", "host"}, or {} before the evaluation has ended."""
+        """Reads the stored timing (see `complete`). Returns {} if there is none."""
         return self.folder.read_or_set_aside(TIMING, EvaluationTiming)
 
     def complete(
@@ -219,11 +219,11 @@ class EvaluationDirectory(NodeDirectory):
         timing: Mapping | None = None,
         tensors: Mapping[str, "torch.Tensor"] | None = None,
     ) -> dict:
-        """Writes the tensors, and the result unless there is one. Returns the result.
+        """Stores the tensors, and stores the result unless one exists. Returns the stored result.
 
         `result` must have only deterministic fields. The stored result also has `eval_id`, `sha256`
-        and the hash of `tensors`. `timing` may have `elapsed_s`. The stored timing also has `ended`
-        and `host`.
+        and the tensors' hash. `timing` has values such as `elapsed_s`; `ended` and `host` are
+        added.
         """
         if self.result() is None:
             facts = {**(timing or {}), "ended": time.time(), "host": socket.gethostname()}
@@ -237,9 +237,10 @@ class EvaluationDirectory(NodeDirectory):
         return self.publish(seal({**result, "eval_id": self.node_id}))
 
     def tensors(self) -> dict[str, "torch.Tensor"]:
-        """Reads the verified tensors of a complete evaluation. Raises ValueError if it has none.
+        """Reads and verifies the tensors of a complete evaluation.
 
-        Sets corrupted tensors and their result aside, so that submitting measures them again.
+        Raises ValueError if it has none. If their file is missing or corrupted, raises ValueError
+        and sets the result aside, so that submitting again recomputes it.
         """
         from gram_platform.store.tensors import hash_tensors, load_tensors
 
@@ -268,7 +269,7 @@ def _tensors_name(digest: str) -> str:
 
 @dataclass(frozen=True)
 class ImportDirectory(NodeDirectory):
-    """`<storage>/imports/<import_id>`, with a config `{"model": ...}`, weights and their origin."""
+    """`<storage>/imports/<import_id>`: config `{"model": ...}`, weights, result and tokenizer."""
 
     kind = "import"
     id_field = "import_id"
@@ -285,10 +286,10 @@ class ImportDirectory(NodeDirectory):
         write: Callable[[str], None],
         tokenizer: bytes | None = None,
     ) -> dict:
-        """Stores an imported model, and returns its result.
+        """Stores an imported model and returns its result.
 
-        `write` writes the weights to a local path. `fields` are `weights_sha256` and the origin.
-        `tokenizer` is the content of tokenizer.json.
+        `write(path)` writes the weights to a local path. `fields` are `weights_sha256` and the
+        model's origin. `tokenizer` is the content of tokenizer.json.
         """
         expected = import_id(model, fields["weights_sha256"], tokenizer)
         if self.node_id != expected:
@@ -301,9 +302,9 @@ class ImportDirectory(NodeDirectory):
         return self.result() or self.publish(seal({**fields, "import_id": self.node_id}))
 
     def tokenizer(self, local: Path) -> Path | None:
-        """Returns a local path of tokenizer.json, or None if the model has none.
+        """Returns the local path of tokenizer.json, or None if the model has no tokenizer.
 
-        A remote tokenizer is copied to `local`.
+        Copies a remote tokenizer to the folder `local`.
         """
         expected = self.require_result().get("tokenizer_sha256")
         if expected is None:
@@ -320,7 +321,10 @@ class ImportDirectory(NodeDirectory):
 
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
-        """Context manager that yields weights read one by one. Raises CorruptFile if altered."""
+        """Context manager that verifies the weights and yields them. Each access reads from disk.
+
+        Raises CorruptFile if they were altered.
+        """
         from gram_platform.store.shards import open_weights
 
         result = self.require_result()
@@ -335,9 +339,9 @@ class ImportDirectory(NodeDirectory):
 
 
 def import_id(model: ModelConfig, weights_sha256: str, tokenizer: bytes | None = None) -> str:
-    """Returns an imported model's id, a hash of its config, weights and tokenizer.
+    """Returns an imported model's id: a hash of its config, weights and tokenizer.
 
-    `tokenizer` is the content of tokenizer.json, if there is one.
+    `tokenizer` is the content of tokenizer.json, or None.
     """
     hashes = {"weights_sha256": weights_sha256}
     if tokenizer is not None:

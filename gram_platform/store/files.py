@@ -1,7 +1,7 @@
-"""Defines what local and remote folders share, such as sealed JSON, damaged files and retries.
+"""Defines what local and remote folders share: sealed JSON, damaged files and retries.
 
-Every file is written whole or not at all. A read-only folder rejects all changes. A name is one
-path component of safe characters, so no path can leave the storage's root.
+Files are written completely or not at all. A read-only folder rejects all changes. A name is one
+path component of safe characters, so no path can lead out of the storage.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+.=@-]{0,199}")
 
 
 class CorruptFile(ValueError):
-    """A file is damaged, as its hash or its invalid content shows."""
+    """Raised if a file is damaged: its hash is wrong or its content is invalid."""
 
 
 def safe_name(field: str, name: str) -> str:
-    """Returns `name` if it can be part of a path. Otherwise raises ValueError with `field`."""
+    """Returns `name` if it is a safe path component, or raises ValueError with `field`."""
     if not is_safe_name(name):
         allowed = "at most 200 letters, digits and _ + . = @ -, the first a letter, digit or _"
         raise invalid(field, name, allowed)
@@ -43,13 +43,13 @@ def is_safe_name(name: Any) -> bool:
 
 
 def seal(fields: Mapping) -> bytes:
-    """Returns canonical JSON of `fields`, with the hash of this JSON added as `sha256`."""
+    """Returns canonical JSON of `fields` plus `sha256`, the hash of the JSON without that field."""
     digest = hashlib.sha256(canonical_json(fields).encode()).hexdigest()
     return (canonical_json({**fields, "sha256": digest}) + "\n").encode()
 
 
 def unseal(data: bytes) -> dict:
-    """Reads JSON from `seal`, including `sha256`. Raises CorruptFile for any other bytes."""
+    """Parses JSON from `seal` and keeps `sha256`. Raises CorruptFile for any other bytes."""
     try:
         fields = parse_json(data, dict)
         intact = seal({k: v for k, v in fields.items() if k != "sha256"}) == data
@@ -61,21 +61,21 @@ def unseal(data: bytes) -> dict:
 
 
 def unseal_if_sealed(data: bytes) -> dict:
-    """Reads JSON and drops its `sha256`. Raises CorruptFile if the seal is wrong.
+    """Parses JSON and drops its `sha256`. Raises CorruptFile if the hash is wrong.
 
-    Old files without a seal are accepted.
+    Accepts old files, which have no `sha256`.
     """
     fields = parse_json(data, dict)
-    # A hash under another name belongs to a damaged seal.
+    # A hash in another field means that the name `sha256` was damaged.
     if "sha256" in fields or any(_HASH.fullmatch(str(value)) for value in fields.values()):
         unseal(data)
     return {key: value for key, value in fields.items() if key != "sha256"}
 
 
 class Folder:
-    """A local or remote folder. `path` is a directory, or a URL without protocol."""
+    """A local or remote folder. `path` is a directory, or a URL without its protocol."""
 
-    # Each kind of folder defines these.
+    # Subclasses define these.
     path: str
     writable: bool
     child: Callable[..., Any]
@@ -95,18 +95,18 @@ class Folder:
         return f"{self.path}/{safe_name('file', name)}"
 
     def address(self, name: str) -> str:
-        """Returns the path, or the URL with its protocol, at which a person can open the file."""
+        """Returns the file's path, or its full URL with the protocol."""
         return self.file(name)
 
     def read_json(self, name: str, kind: Any = dict) -> Any:
-        """Reads a file's JSON as a value of type `kind`, or returns None if the file is absent.
+        """Reads a JSON file as a value of type `kind`. Returns None if the file does not exist.
 
-        For other content raises CorruptFile, which names the file and the field.
+        If the content is invalid, raises CorruptFile with the file's path and the field.
         """
         return self._read_as(name, lambda data: parse_json(data, kind))
 
     def read_sealed(self, name: str, kind: Any = dict) -> Any:
-        """Reads sealed JSON as `read_json` does. Also raises CorruptFile if the hash is wrong."""
+        """Reads a file like `read_json`, but also raises CorruptFile if its `sha256` is wrong."""
         return self._read_as(name, lambda data: from_plain(kind, unseal(data)))
 
     def _read_as(self, name: str, read: Callable[[bytes], Value]) -> Value | None:
@@ -120,14 +120,14 @@ class Folder:
             raise CorruptFile(f"{self.path}/{name}: {error}") from error
 
     def read_spare(self, name: str, kind: Any = dict) -> Any:
-        """Reads the JSON of a file that is not essential. Returns {} if it is absent or damaged."""
+        """Reads an optional JSON file. Returns {} if it is absent or damaged."""
         try:
             return self.read_json(name, kind) or {}
         except CorruptFile:
             return {}
 
     def read_or_set_aside(self, name: str, kind: Any) -> Any:
-        """Reads JSON by `unseal_if_sealed`. Returns {} if the file is absent or damaged.
+        """Reads JSON with `unseal_if_sealed`. Returns {} if the file is absent or damaged.
 
         Sets a damaged file aside.
         """
@@ -144,7 +144,7 @@ class Folder:
         self.write(name, seal(fields), durable=durable)
 
     def write_whole(self, files: Mapping[str, bytes]) -> None:
-        """Writes files, and then their hashes, which `require_whole` compares."""
+        """Writes `files`, then their hashes, with which `require_whole` verifies them."""
         self.remove(HASHES)
         for name, data in files.items():
             self.write(name, data)
@@ -152,15 +152,18 @@ class Folder:
         self.write_sealed(HASHES, {"files": hashes})
 
     def require_whole(self) -> None:
-        """Raises CorruptFile if a file of `write_whole` was changed, OSError if one is missing."""
+        """Verifies files written by `write_whole`.
+
+        Raises CorruptFile if one was changed, and FileNotFoundError if one is missing.
+        """
         for name, digest in (self.read_sealed(HASHES) or {"files": {}})["files"].items():
             if hashlib.sha256(self.read(name)).hexdigest() != digest:
                 raise CorruptFile(f"{self.file(name)} does not have its SHA-256: submit again")
 
     def set_aside(self, name: str, reason: object, fault: str = "corrupted") -> None:
-        """Warns of a corrupted file or directory, and renames it if the folder is writable.
+        """Warns that a file or directory is corrupted, and renames it to `<name>.corrupt-<n>`.
 
-        The new name is `<name>.corrupt-<n>`.
+        In a read-only folder only warns.
         """
         if self.writable:
             number = next(n for n in range(1, 10**6) if not self.exists(f"{name}.corrupt-{n}"))
@@ -171,10 +174,10 @@ class Folder:
         warn(f"{self.path}/{name} is {fault}: {reason}", stacklevel=2)
 
     def remove_temporaries(self, older_than_s: float = 0.0) -> None:
-        """Removes half-written files of killed writers. Object stores have none."""
+        """Removes temporary files older than `older_than_s` seconds. Object stores have none."""
 
     def require_rights(self) -> None:
-        """Raises PermissionError if this user may not write here. Object stores are not checked."""
+        """Raises PermissionError if this user cannot write here. Does not check object stores."""
 
     def _check_writable(self) -> None:
         if not self.writable:
@@ -185,7 +188,7 @@ class Folder:
 
 PATIENCE_S = 300.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
-# The time between two warnings of one process.
+# Minimum time between two warnings of a process.
 SILENCE_S = 600.0
 
 _NAMES = """
@@ -208,7 +211,7 @@ TRANSIENT_CLASSES = frozenset(_CLASSES.split())
 
 
 class StorageAway(Unavailable, OSError):
-    """The storage kept failing until `keep_trying` gave up."""
+    """Raised if the storage still fails after all retries of `keep_trying`."""
 
 
 _last_warned = -SILENCE_S
@@ -225,9 +228,9 @@ def is_transient(error: BaseException) -> bool:
 
 
 def keep_trying(work: Callable[[], Value], place: str) -> Value:
-    """Retries `work()` on transient errors for `PATIENCE_S`, and then raises StorageAway.
+    """Returns `work()`. Retries it on transient errors for up to `PATIENCE_S` seconds.
 
-    Warnings and StorageAway name `place` and the last error.
+    Then raises StorageAway. Its message and the warnings contain `place` and the last error.
     """
     deadline, longest_s = time.monotonic() + PATIENCE_S, FIRST_DELAY_S
     while True:
@@ -248,7 +251,7 @@ def keep_trying(work: Callable[[], Value], place: str) -> Value:
 
 
 def with_retries(method: Callable) -> Callable:
-    """Decorates a method of a folder so that it is retried on transient errors."""
+    """Decorates a folder's method to retry it on transient errors."""
 
     @functools.wraps(method)
     def retry(self, *args, **kwargs):

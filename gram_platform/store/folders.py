@@ -1,8 +1,8 @@
-"""Reads and writes local folders of a storage, and opens the folders of a path or a URL.
+"""Reads and writes local folders of a storage, and opens a folder from its path or URL.
 
-A storage has only files and folders. Nothing is read, written or removed through a link, because a
-link could lead anywhere. A link in place of a folder counts as an absent folder. A link or pipe in
-place of a file counts as a damaged file. Only the storage itself may be a link.
+A storage has only files and folders. Links are not followed, because they could lead anywhere. Only
+the storage's root may be a link. Links in place of folders are treated as absent folders. Links and
+pipes in place of files are treated as damaged files.
 """
 
 import contextlib
@@ -46,10 +46,9 @@ from gram_platform.store.remote_folder import RemoteFolder
 
 
 def retry_if_removed(method: Callable) -> Callable:
-    """Decorates a method that writes a file, and calls it again if the unfinished file was removed.
+    """Decorates a method that writes a file. Retries it once if its temporary file was removed.
 
-    Other processes remove the unfinished files of a process that seems dead, for example because it
-    was suspended for a long time.
+    Other processes remove temporary files of a process that seems dead, such as a suspended one.
     """
 
     @functools.wraps(method)
@@ -64,11 +63,11 @@ def retry_if_removed(method: Callable) -> Callable:
 
 @dataclass(frozen=True)
 class LocalFolder(Folder):
-    """A directory of this machine or of a mounted file system. The first write creates it."""
+    """A directory on this machine or on a mounted file system. The first write creates it."""
 
     path: str
     writable: bool
-    # The paths of the folders below the storage's own that lead to this one, which is the last.
+    # The folders from the storage's root (exclusive) to this one (inclusive).
     below: tuple[str, ...] = ()
 
     def child(self, *names: str) -> "LocalFolder":
@@ -87,7 +86,7 @@ class LocalFolder(Folder):
     @with_retries
     @retry_if_removed
     def write(self, name: str, data: bytes, durable: bool = True) -> None:
-        """Replaces the file atomically. If `durable`, it survives a crash of the machine."""
+        """Replaces the file atomically. If `durable`, the new content survives a system crash."""
         with whole_file(self._target(name, durable), durable) as temporary:
             Path(temporary).write_bytes(data)
         if durable:
@@ -96,9 +95,9 @@ class LocalFolder(Folder):
     @with_retries
     @retry_if_removed
     def write_with(self, name: str, writer: Callable[[str], object]) -> str:
-        """Calls `writer` with a temporary path, and renames the file. Returns its SHA-256.
+        """Calls `writer` with a temporary path, then renames that file. Returns its SHA-256.
 
-        A crash of the machine may lose the file until the folder's next durable write.
+        A system crash may lose the file until the next durable write in this folder.
         """
         with whole_file(self._target(name), durable=True) as temporary:
             writer(temporary)
@@ -107,10 +106,9 @@ class LocalFolder(Folder):
     @with_retries
     @retry_if_removed
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless the name exists. Returns whether this call created the file.
+        """Writes the file unless the name exists. Returns True if this call created the file.
 
-        If the call is retried after a transient error, it may return False although it created the
-        file.
+        A retry after a transient error may return False although the first try created the file.
         """
         path = self._target(name)
         with temporary_beside(path) as temporary:
@@ -137,7 +135,7 @@ class LocalFolder(Folder):
 
     @with_retries
     def exists(self, name: str) -> bool:
-        """Returns whether the name exists. Raises OSError if a mount fails."""
+        """Returns True if the name exists. Raises OSError if a mounted file system fails."""
         if not self._is_here():
             return False
         try:
@@ -148,7 +146,7 @@ class LocalFolder(Folder):
 
     @with_retries
     def list(self) -> list[str]:
-        """Lists the safe names of files and folders, sorted. Warns of other entries."""
+        """Returns the sorted safe names of files and folders. Warns about other entries."""
         if not self._is_here():
             return []
         try:
@@ -158,7 +156,7 @@ class LocalFolder(Folder):
 
     @with_retries
     def require_plain_entries(self) -> None:
-        """Raises ValueError if an entry is neither a file nor a folder."""
+        """Raises ValueError if this folder contains anything but files and folders."""
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
             for entry in entries:
                 if not _is_plain(entry):
@@ -174,7 +172,7 @@ class LocalFolder(Folder):
 
     @with_retries
     def remove(self, name: str) -> None:
-        """Removes a file, a folder with its content, or a link itself."""
+        """Removes a file, a folder with its contents, or a link but not its target."""
         self._check_writable()
         path = self.file(name)
         if not self._is_here():
@@ -183,7 +181,7 @@ class LocalFolder(Folder):
             try:
                 os.unlink(path)
             except (IsADirectoryError, PermissionError) as error:
-                # Only asked now, because a failing mount would deny that a folder exists.
+                # Checked only now, because a failing mount may report a folder as absent.
                 if not stat.S_ISDIR(os.stat(path, follow_symlinks=False).st_mode):
                     raise
                 remove_whole(path)
@@ -210,7 +208,7 @@ class LocalFolder(Folder):
 
     @with_retries
     def plain_file(self, name: str) -> str:
-        """Returns the path of a file. Raises CorruptFile if it is a link or a pipe."""
+        """Returns the path of a file. Raises CorruptFile if it is a link, pipe or folder."""
         self._require_here(name)
         return self._plain(name)
 
@@ -226,10 +224,10 @@ class LocalFolder(Folder):
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Context manager that locks out other processes of this machine.
+        """Context manager that holds a lock against other processes on this machine.
 
-        The lock only avoids duplicate work. So the block also runs, after a warning, if the file
-        system has no locks or the lock's name is a link.
+        If the file system has no locks, or the lock file is a link, the block still runs after a
+        warning, because locks only avoid duplicate work.
         """
         self._check_writable()
         with contextlib.ExitStack() as stack:
@@ -249,7 +247,7 @@ class LocalFolder(Folder):
     def _look(self, work: Callable[[], Value]) -> Value:
         """Calls `work`. After a FileNotFoundError, opens the folder and calls `work` again.
 
-        Without this an NFS client may report a new file as absent for up to a minute.
+        Opening the folder refreshes an NFS client, which may miss a new file for up to a minute.
         """
         try:
             return work()
@@ -265,7 +263,7 @@ class LocalFolder(Folder):
         return self.file(name)
 
     def _obstacle(self) -> str:
-        """Returns the first path of `below` that exists and is not a folder, or ""."""
+        """Returns the first path in `below` that is a link or a file, or "" if there is none."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for path in self.below:
                 if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -273,7 +271,6 @@ class LocalFolder(Folder):
         return ""
 
     def _is_here(self) -> bool:
-        """Returns False, with a warning, if this folder or a parent is a link or a file."""
         if obstacle := self._obstacle():
             _warn_of(obstacle)
         return not obstacle

@@ -1,11 +1,11 @@
-"""Keeps leases with heartbeats, which name the process that trains a run or leads a search.
+"""Manages leases, which name the process that is training a run or leading a search.
 
-Leases only avoid duplicate work. Two attempts at a run give the same result, on CPUs bit for bit. A
-process stops (`LeaseLost`) if it cannot renew its lease before the lease expires.
+Leases only avoid duplicate work: two attempts at a run give the same result, on CPUs bit for bit.
+An attempt that cannot renew its lease before it expires stops with LeaseLost.
 
-A lease is fresh if its last heartbeat is within `lease_seconds` of the current time. So a wrong
-clock makes every lease stale, which costs duplicate work but never blocks a run. The lease of a
-process on this machine, in this pid namespace, is also stale if the process is gone.
+A lease is fresh if its last heartbeat is at most `lease_seconds` before or after the current time.
+A wrong clock therefore makes leases stale, which may duplicate work but never blocks a run. A lease
+from this machine and pid namespace is also stale if its process is gone.
 """
 
 import os
@@ -21,14 +21,14 @@ from gram_platform.store.files import CorruptFile, Folder
 
 LEASE = "lease.json"
 HEARTBEAT_INTERVAL_S = 1.0
-# The earliest time after which an owner counts its lease as lost, for tests with shorter leases.
+# An owner keeps its lease for at least this time, even in tests with shorter leases.
 SHORTEST_LEASE_S = 10.0
 RENEWALS_A_LEASE = 3
-# An attempt without a step for longer has stalled, and its lease is no longer renewed.
+# An attempt whose step takes longer has stalled, and its lease is no longer renewed.
 LONGEST_STEP_S = 3600.0
 # A stored lease with a longer duration is damaged, and counts as absent.
 LONGEST_LEASE_S = 3600.0
-# After this time without a heartbeat the owner on another machine has ended.
+# An owner on another machine is presumed gone after this time without a heartbeat.
 GONE_AFTER_S = 2 * LONGEST_STEP_S
 
 
@@ -47,7 +47,7 @@ class LeaseFields(TypedDict):
 
 
 class LeaseHeld(RuntimeError):
-    """Another process is training the run. `lease` is its lease."""
+    """Raised if another process is training the run. `lease` is that process's lease."""
 
     def __init__(self, run_id: str, lease: dict) -> None:
         # Pickling, as between Ray's processes, needs both arguments.
@@ -63,7 +63,7 @@ class LeaseHeld(RuntimeError):
 
 
 class LeaseLost(LeaseHeld):
-    """The attempt's lease has expired, so the attempt stops. Another attempt continues the run."""
+    """Raised if the attempt's lease has expired. Another attempt may continue the run."""
 
     def __str__(self) -> str:
         late = f"could not renew its lease of {self.lease['lease_seconds']:.0f} s in time"
@@ -71,13 +71,12 @@ class LeaseLost(LeaseHeld):
 
 
 class Lease:
-    """This process's lease on a folder. It is written at once, and renewed until `release`.
+    """This process's lease on a folder, written at once and renewed until `release`.
 
     A thread renews the lease while `is_working()` is true, and writes each `report` within
-    `interval_s`. Raises OSError if the first write fails. Later failures give one warning that
-    begins with `warning`, or no warning if `warning` is "". In a `contested` folder an expired
-    lease is renewed until another process has taken it over. In other folders an expired lease is
-    not renewed.
+    `interval_s`. Raises OSError if the first write fails. Later failures cause one warning that
+    begins with `warning`, or none if `warning` is "". An expired lease is renewed only if
+    `contested`, and only until another process takes it over.
     """
 
     def __init__(
@@ -100,11 +99,11 @@ class Lease:
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
     def report(self, progress: dict[str, float]) -> None:
-        """Sets fields such as `step`, which the next heartbeat writes."""
+        """Sets progress fields, such as `step`, for the next heartbeat to write."""
         self._unwritten = progress
 
     def is_overdue(self) -> bool:
-        """Returns whether the lease has expired. After that only a contested lease is renewed."""
+        """Returns True if the lease has expired. Only a contested lease is renewed after that."""
         return _boot_time() - self._renewed > max(self.fields["lease_seconds"], SHORTEST_LEASE_S)
 
     def is_lost(self) -> bool:
@@ -168,7 +167,7 @@ def new_lease(owner: str, lease_seconds: float) -> dict:
 
 
 def read_lease(folder: Folder) -> dict | None:
-    """Reads a folder's lease, or returns None if it is missing or damaged."""
+    """Reads a folder's lease. Returns None if it is missing or damaged."""
     try:
         lease = folder.read_json(LEASE, LeaseFields)
     except CorruptFile:
@@ -178,18 +177,18 @@ def read_lease(folder: Folder) -> dict | None:
 
 
 def is_fresh(lease: dict | None) -> bool:
-    """Returns whether the lease's owner is assumed to be working."""
+    """Returns True if the lease's owner is presumed to be still working."""
     if not lease or lease["released"] or _process_is_gone(lease):
         return False
     return abs(time.time() - lease["time"]) <= lease["lease_seconds"]
 
 
 def has_ended(lease: dict | None) -> bool:
-    """Returns whether the lease's owner has ended, so that its half-written files can be removed.
+    """Returns True if the lease's owner has ended and its half-written files can be removed.
 
-    This is certain for a process of this machine. A process of another machine counts as ended if
-    its last heartbeat is older than GONE_AFTER_S. If that process wakes up after all, it writes the
-    removed files again.
+    This is certain for a process on this machine. A process on another machine is presumed to have
+    ended if its last heartbeat is older than GONE_AFTER_S. If it wakes up after all, it rewrites
+    the removed files.
     """
     if not lease:
         return False
@@ -199,7 +198,7 @@ def has_ended(lease: dict | None) -> bool:
 
 
 def _boot_time() -> float:
-    """Reads a monotonic clock that, if possible, also counts while the machine sleeps."""
+    """Returns monotonic seconds that, if possible, also count while the machine sleeps."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()

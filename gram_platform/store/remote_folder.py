@@ -1,4 +1,4 @@
-"""Reads and writes a folder of an object store, or of a file system behind a URL."""
+"""Reads and writes folders in object stores and other fsspec file systems."""
 
 import contextlib
 import hashlib
@@ -14,15 +14,15 @@ import fsspec
 from gram_platform.config.identity import hash_file
 from gram_platform.store.files import Folder, is_safe_name, safe_name, with_retries
 
-# The bytes that are read again after a lost connection.
+# The bytes per read, which a lost connection repeats.
 CHUNK_BYTES = 16 * 2**20
-# Connections of a download, because a single one leaves most of a machine's network unused.
+# Connections per download, because a single one leaves most of the bandwidth unused.
 CONNECTIONS = 8
 
 
 @dataclass(frozen=True)
 class RemoteFolder(Folder):
-    """A folder of an fsspec file system, where every write is one put, and nothing is locked."""
+    """A folder in an fsspec file system. Every write is a single put, and `lock` does nothing."""
 
     path: str
     writable: bool
@@ -56,7 +56,7 @@ class RemoteFolder(Folder):
         self._put(lambda: self.filesystem.put_file(path, self.file(name)))
 
     def download(self, name: str, path: str) -> None:
-        """Copies the file to the local `path`, or continues a partial copy."""
+        """Downloads the file to the local `path`, or continues a partial download there."""
         num_bytes = self.size(name)
         with open(path, "ab") as file, ThreadPoolExecutor(CONNECTIONS) as connections:
             while (done := file.tell()) < num_bytes:
@@ -71,7 +71,7 @@ class RemoteFolder(Folder):
 
     @with_retries
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless it exists; returns whether it wrote it. Atomic on S3 and GCS."""
+        """Writes the file unless it exists. Returns True if written. Atomic on S3 and GCS."""
         try:
             self._put(lambda: self.filesystem.pipe_file(self.file(name), data, mode="create"))
         except FileExistsError:
@@ -98,9 +98,9 @@ class RemoteFolder(Folder):
 
     @with_retries
     def versions(self, names: Collection[str]) -> dict[str, dict[str, str]]:
-        """Returns the versions of the files with these names as {folder: {file: version}}.
+        """Returns {folder: {file: version}} for the files with these names in all subfolders.
 
-        A folder that has only other files gets {}. One paged listing reads all versions.
+        A subfolder with only other files maps to {}. Needs one paged listing.
         """
         self.filesystem.invalidate_cache()
         versions: dict[str, dict[str, str]] = {}
@@ -124,7 +124,6 @@ class RemoteFolder(Folder):
         self.filesystem.mv(self.file(old), self.file(new), recursive=True)
 
     def _put(self, put: Callable[[], None]) -> None:
-        """Calls `put`. If the directory is missing, creates it and calls `put` again."""
         self._check_writable()
         try:
             put()

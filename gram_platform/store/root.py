@@ -30,14 +30,13 @@ from gram_platform.store.runs import RunDirectory
 LAYOUT = 1
 DATA_ID = re.compile("[0-9a-f]{12}")
 MIN_FREE_BYTES = 64 * 2**20
-# The file with the best parameters, in the folder of a search.
+# In a search's folder: the best parameters.
 BEST = "best.json"
-# The folder with earlier pages, in the folder of a study.
+# In a study's folder: the folder of earlier pages.
 HISTORY = "history"
 HISTORY_DATE = re.compile(r"\d{4}-\d\d-\d\dT\d{6}")
 FOLDERS = {"run": "runs", "evaluation": "evaluations"}
-# The file with what an object store's results, tags and configs had at the last listing, so that
-# only new and changed files are read.
+# Caches an object store's results, tags and configs, so that only changed files are read.
 INDEX = "index.json"
 THREADS = 32
 
@@ -52,11 +51,11 @@ class StoreFacts(TypedDict):
 
 @dataclass(frozen=True)
 class Finished:
-    """What the storage has about a node with a result.
+    """What the storage contains about a node that has a result.
 
-    `sha256` is the result's hash. `weights_sha256` is the hash of the result's weights, or "" for
-    an evaluation. `sources` are the hashes, by id, of the weights from which the result was made.
-    `has_config` is whether the config is intact.
+    `sha256` is the hash of the result. `weights_sha256` is the hash of its weights, or "" for an
+    evaluation. `sources` maps the ids of the result's sources to their weights' hashes.
+    `has_config` is true if the config is intact.
     """
 
     sha256: str
@@ -68,15 +67,15 @@ class Finished:
 
 @dataclass(frozen=True)
 class IndexEntry(Finished):
-    """An entry of the index, with the versions of the files that were read for it."""
+    """An index entry, with the versions of the files from which it was read."""
 
     versions: Mapping[str, str]
 
 
 def storage_place(storage: str) -> str:
-    """Returns the storage's path or URL, from `storage`, or else $GRAM_STORAGE, or else ~/.gram.
+    """Returns the storage's path or URL: `storage`, or else $GRAM_STORAGE, or else ~/.gram.
 
-    Raises ValueError if the place is a file, or if this user may not enter it.
+    Raises ValueError if the path is a file or is inaccessible to this user.
     """
     place = absolute_place("storage", storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
     try:
@@ -104,11 +103,10 @@ class Store:
         return self._folder.writable
 
     def open_for_writing(self, min_free_bytes: int = MIN_FREE_BYTES) -> "Store":
-        """Creates the storage if it does not exist, allows writing, and returns this store.
+        """Makes this store writable and returns it. Creates the storage if it does not exist.
 
-        Raises ValueError, which names `storage`, if files cannot be written. Also raises the errors
-        of `require_known_layout`. A local storage needs `min_free_bytes` of free space, and must
-        have no link or pipe.
+        Raises ValueError if files cannot be written, and the errors of `require_known_layout`. A
+        local storage needs `min_free_bytes` of free space, and no link or pipe in its root.
         """
         self.require_known_layout()
         folder = open_folder(self.root, writable=True)
@@ -142,10 +140,10 @@ class Store:
         return self.run(node_id) if kind == "run" else self.evaluation(node_id)
 
     def read_finished(self, nodes: Iterable[tuple[str, str]]) -> dict[str, Finished | None]:
-        """Returns {id: what is stored of a node, or None if the node has no result}.
+        """Returns {id: Finished, or None if the node has no result}.
 
-        `nodes` are pairs of kind and id. An object store is listed only twice, and nodes that have
-        no file there are left out.
+        `nodes` are (kind, id) pairs. For an object store, makes only two listings and omits nodes
+        without files.
         """
         directories = (self.node(kind, node_id) for kind, node_id in nodes)
         folder = self._folder
@@ -171,28 +169,28 @@ class Store:
         return {node.node_id: index.get(key) for key, node in present.items()}
 
     def concurrently(self, work: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Outcome]:
-        """Returns `work(item)` of all items in order. Uses threads for an object store."""
+        """Returns `[work(item) for item in items]`. Uses threads for an object store."""
         if self.is_local:
             return [work(item) for item in items]
         with ThreadPoolExecutor(THREADS) as threads:
             return list(threads.map(work, items))
 
     def origin(self, run_id: str) -> RunDirectory | ImportDirectory:
-        """Returns the directory of the run or imported model that a view names by `run_id`."""
+        """Returns the directory of the run or imported model with this id."""
         return self.import_dir(run_id) if run_id.startswith(IMPORTED) else self.run(run_id)
 
     def source_weights(self, view: View | None) -> dict[str, str]:
-        """Reads {id: weights_sha256} of a view's sources.
+        """Reads {id: weights_sha256} of the runs and imports that a view uses.
 
-        Raises ValueError if a source has no result.
+        Raises ValueError if one of them has no result.
         """
         ids = sorted({view.run_id, *view.origins.values()}) if view else ()
         return {i: self.origin(i).require_result()["weights_sha256"] for i in ids}
 
     def explain_outdated(self, result: Mapping) -> str:
-        """Says which source has changed its weights since the result was computed, or returns "".
+        """Describes a source whose weights changed after the result was computed, or returns "".
 
-        A source without a result does not count.
+        Ignores sources that have no result.
         """
         for run_id, before in result.get(SOURCE_HASHES, {}).items():
             now = self.origin(run_id).result()
@@ -201,12 +199,12 @@ class Store:
         return ""
 
     def current_result(self, node: RunDirectory | EvaluationDirectory) -> dict | None:
-        """Reads a node's result. Returns None if it is missing or was made from other weights."""
+        """Returns a node's result, or None if it is missing or its sources have new weights."""
         result = node.result()
         return None if result is None or self.explain_outdated(result) else result
 
     def set_outdated_aside(self, node: RunDirectory | EvaluationDirectory) -> None:
-        """Sets an outdated result aside. Call this after the new weights have been read."""
+        """Sets the result aside if it is outdated. Call this after reading the new weights."""
         if reason := self.explain_outdated(node.result() or {}):
             node.set_result_aside(reason)
 
@@ -217,7 +215,7 @@ class Store:
         return self._folder.child("imports").list()
 
     def find_run(self, beginning: str) -> str:
-        """Returns the one run or import id that begins with `beginning`, or raises ValueError."""
+        """Returns the only run or import id that begins with `beginning`, or raises ValueError."""
         ids = (*self.list_runs(), *self.list_imports())
         return find_id("run_id", beginning, ids, f"a run in {self.root}, as `gram status` prints")
 
@@ -269,7 +267,7 @@ class Store:
         return [name for name in self._folder.child("data").list() if DATA_ID.fullmatch(name)]
 
     def require_known_layout(self) -> None:
-        """Raises ValueError if store.json is damaged, or of a version with another layout."""
+        """Raises ValueError if store.json is damaged or has another layout or recipe version."""
         try:
             stored = self._folder.read_json("store.json", StoreFacts)
         except CorruptFile as error:
@@ -323,7 +321,7 @@ class Cordoned(TypedDict):
 
 
 def write_cordoned(store: Store, study: str, machines: Sequence[Mapping]) -> None:
-    """Writes a study's cordoned machines, with the fields of `Cordoned` and any others."""
+    """Stores a study's cordoned machines, each with at least the fields of `Cordoned`."""
     folder = store.study_dir(study)
     if machines:
         folder.write_json(CORDONED, {"machines": list(machines)})
@@ -339,7 +337,7 @@ def read_cordoned(store: Store, study: str) -> list[dict]:
 
 
 def describe_cordoned(store: Store, study: str) -> list[str]:
-    """Returns a line about each cordoned machine, with the date and the reason."""
+    """Returns one line per cordoned machine, with the date and the reason."""
     return [
         time.strftime("Left out since %Y-%m-%d %H:%M UTC: ", time.gmtime(machine["time"]))
         + f"{machine['message']}."

@@ -1,6 +1,6 @@
-"""Reads a run's directory, starts attempts at the run, and removes files that are not needed.
+"""Reads a run's directory, starts attempts, and removes files that are no longer needed.
 
-torch is imported only for weights.
+Imports torch only for attempts and weights.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class RunResult(TypedDict):
-    """The fields of a run's result that this module or reports read."""
+    """Fields of a run result that this module or reports use."""
 
     run_id: str
     weights_sha256: str
@@ -68,7 +68,7 @@ TIMES = ("elapsed_s", "tokens_per_second")
 
 
 class Finish(TypedDict):
-    """The content of FINISHED, which an attempt writes after the last step of training."""
+    """The content of FINISHED, which an attempt writes after its last training step."""
 
     result: RunResult
     segments: list[Segment]
@@ -108,7 +108,7 @@ class RunDirectory(NodeDirectory):
         return sorted(ids, key=lambda name: (_number(name), name))
 
     def start_attempt(self, owner: str, lease_seconds: float = 30.0) -> "Attempt":
-        """Starts an attempt with a lease of `owner`. Raises LeaseHeld if another lease is fresh."""
+        """Starts an attempt with `owner`'s lease. Raises LeaseHeld if another lease is fresh."""
         from gram_platform.store.attempts import Attempt
 
         with self.folder.lock("attempts"):
@@ -136,7 +136,10 @@ class RunDirectory(NodeDirectory):
         return State.INTERRUPTED if self.failure() is None else State.FAILED
 
     def failure(self) -> dict | None:
-        """Reads {"message", "details", "time", "attempt"} if the last attempt failed, or None."""
+        """Reads the last attempt's failure, or returns None if there is none.
+
+        Its fields are `message`, `details`, `attempt` and, if the file is intact, `time`.
+        """
         attempt_ids = self.attempt_ids()
         if not attempt_ids:
             return None
@@ -146,7 +149,7 @@ class RunDirectory(NodeDirectory):
             return {"message": str(error), "details": {}, "attempt": attempt_ids[-1]}
 
     def record_failure(self, attempt_id: str, message: str, details: Mapping | None = None) -> None:
-        """Records that an attempt failed. The run counts as failed until another attempt starts."""
+        """Records an attempt's failure. The run's status is failed until another attempt starts."""
         failure = {
             "message": mask_secrets(message),
             "details": details or {},
@@ -155,15 +158,15 @@ class RunDirectory(NodeDirectory):
         self.attempt(attempt_id).write_json("failure.json", {**failure, "time": time.time()})
 
     def progress(self) -> dict | None:
-        """Reads the last attempt's lease, with the attempt's id as `attempt`, or None."""
+        """Returns the last attempt's lease plus the attempt's id as `attempt`, or None."""
         attempt_ids = self.attempt_ids()
         lease = read_lease(self.attempt(attempt_ids[-1])) if attempt_ids else None
         return None if lease is None else {**lease, "attempt": attempt_ids[-1]}
 
     def timing(self) -> dict:
-        """Reads `elapsed_s` and, of a complete run, tokens_per_second, host, started and ended.
+        """Reads `elapsed_s` and, for a complete run, fields such as `tokens_per_second` and `host`.
 
-        `elapsed_s` is the sum over all attempts, minus the work that a later attempt repeated.
+        `elapsed_s` includes all attempts, except work that a later attempt repeated.
         """
         head = self._head()
         if head is None:
@@ -171,18 +174,18 @@ class RunDirectory(NodeDirectory):
         return head.get("timing") or {"elapsed_s": head["elapsed_s"]}
 
     def last_step(self) -> int:
-        """Reads the last step with a committed record, or -1 without one."""
+        """Returns the last step with a committed metric record, or -1 if there is none."""
         head = self._head()
         return last_step(head["segments"] if head else [])
 
     def read_committed_step(self) -> int:
-        """Reads the step of the newest checkpoint, or 0 if there is none."""
+        """Returns the step of the newest checkpoint, or 0 if there is none."""
         return (newest_manifest(self.attempts) or {"step": 0})["step"]
 
     def records(self) -> list[dict]:
-        """Reads the committed metric records, sorted by step, each step once.
+        """Reads the committed metric records in step order, one per step.
 
-        Skips a file of records that was altered on disk, with a warning.
+        Skips missing and altered files with a warning.
         """
         head, records = self._head(), []
         for entry in head["segments"] if head else ():
@@ -193,7 +196,7 @@ class RunDirectory(NodeDirectory):
         return records
 
     def lost_history(self) -> str:
-        """Says which records of a complete run cannot be read, or "" if all can be read."""
+        """Explains which records of a complete run are lost, or returns "" if none are."""
         head = self._head()
         if head is None:
             return f"no attempt in {self.attempts.path} has a {FINISHED}"
@@ -205,10 +208,10 @@ class RunDirectory(NodeDirectory):
         return ""
 
     def result(self) -> dict | None:
-        """Reads the sealed result, or returns None if there is none. Sets a corrupted result aside.
+        """Reads and verifies the result, or returns None. Sets a corrupted result aside.
 
-        A store opened for writing restores a missing result from a finished attempt, unless its
-        weights are corrupted.
+        A writable store restores a missing result from a finished attempt whose weights are not
+        corrupted.
         """
         result = super().result()
         if result is not None or not self.folder.writable:
@@ -229,9 +232,9 @@ class RunDirectory(NodeDirectory):
         super().set_result_aside(reason, fault)
 
     def list_finished_attempts(self, result: dict | None = None) -> list[tuple[str, dict]]:
-        """Lists (attempt_id, finish) of the finished attempts.
+        """Returns (attempt_id, content of FINISHED) pairs of the finished attempts.
 
-        With `result`, lists only the attempts that have this result.
+        If `result` is given, returns only the attempts with this result.
         """
         expected = result and {key: value for key, value in result.items() if key != "sha256"}
         attempts = []
@@ -254,11 +257,10 @@ class RunDirectory(NodeDirectory):
 
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
-        """Context manager that yields the verified final weights, each read from disk on access.
+        """Context manager that yields the verified final weights. Each access reads from disk.
 
-        Raises ValueError if the run is not complete or has no intact weights. A store opened for
-        writing then sets corrupted weights and the result aside, so that submitting trains the run
-        again.
+        Raises ValueError if the run is incomplete or has no intact weights. A writable store then
+        sets corrupted weights and the result aside, so that submitting again retrains the run.
         """
         result = self.require_result()
         finished = [attempt_id for attempt_id, _ in self.list_finished_attempts(result)]
@@ -284,23 +286,23 @@ class RunDirectory(NodeDirectory):
         return self.folder.exists(REMOVED)
 
     def drop_weights(self) -> int:
-        """Removes the weights of a complete run, and returns the freed bytes. Losses stay.
+        """Removes a complete run's weights but keeps its losses. Returns the number of bytes freed.
 
-        Raises ValueError if the run is not complete, because it would be trained again.
+        Raises ValueError if the run is incomplete.
         """
         self.require_result()
-        # Written first, because weights that are missing without this file are trained again.
+        # Written first. Without this file, a run whose weights are missing is trained again.
         self.folder.write_json(REMOVED, {"time": time.time()})
         return sum(remove_weights(self.attempt(i)) for i in self.attempt_ids())
 
     def num_superfluous(self) -> int:
-        """Counts the checkpoints that a killed attempt has left in a complete run."""
+        """Returns the number of checkpoints that killed attempts have left in a complete run."""
         return 0 if self.result() is None else len(list_checkpoints(self.attempts))
 
     def remove_remains(self) -> list:
-        """Removes half-written files of killed attempts. Returns PermissionErrors as `prune` does.
+        """Removes half-written files of killed attempts. Returns PermissionErrors like `prune`.
 
-        Also removes checkpoints and superfluous weights of a complete run.
+        For a complete run also removes checkpoints and superfluous weights.
         """
         result = self.result()
         errors = [] if result is None else prune(self.attempts, keep=0)
@@ -315,9 +317,9 @@ class RunDirectory(NodeDirectory):
 
     @contextlib.contextmanager
     def _intact_weights(self, attempt_id: str, result: dict) -> "Iterator[DiskTensors | None]":
-        """Context manager that yields an attempt's weights, or None unless they are intact.
+        """Context manager that yields an attempt's weights, or None if missing or corrupted.
 
-        Sets damaged files aside.
+        Sets corrupted files aside.
         """
         from gram_platform.store.shards import open_weights
 

@@ -3,10 +3,10 @@
     checkpoints/<step>/{tensors.safetensors, layout.json, state.json, manifest.json}
     checkpoints/<step>/{tensors-00000.safetensors, layout-00000.json, tensors-00001..., ...}
 
-A run of one rank writes the files of the first line. In a run of several ranks, each rank writes a
-shard with its own rows, as in the second line. A layout lists a shard's rows of each tensor. A
-checkpoint can be read by any number of ranks, and each rank reads only the rows that it needs.
-Every file is verified before it is used.
+A single-rank run writes the files of the first line. In a multi-rank run, each rank writes a shard
+with its own rows, as in the second line. A layout file lists which rows of each tensor a shard
+contains. Any number of ranks can read a checkpoint, and each reads only the rows that it needs.
+Every file is verified before use.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ def checkpoint_folder(attempt: Folder, step: int) -> Folder:
 def write_shard(
     folder: Folder, tensors: Mapping[str, torch.Tensor | Piece], rank: int = 0, num_ranks: int = 1
 ) -> dict[str, str]:
-    """Writes one rank's files, which become valid with the manifest. Returns {name: SHA-256}."""
+    """Writes one rank's shard and layout. Returns {file name: SHA-256} for the manifest."""
     pieces = {name: as_piece(value) for name, value in tensors.items()}
     rows = {name: piece.rows for name, piece in pieces.items()}
     text = canonical_json({name: StoredRows.of(piece) for name, piece in pieces.items()})
@@ -81,7 +81,10 @@ def write_manifest(
     chain: Sequence,
     elapsed_s: float,
 ) -> None:
-    """Writes the state and then the manifest. `files` are {name: SHA-256} of all ranks' files."""
+    """Writes the state, then the manifest, which completes the checkpoint.
+
+    `files` is {file name: SHA-256} of all ranks' shards and layouts.
+    """
     folder = checkpoint_folder(attempt, step)
     text = canonical_json(state)
     digest = folder.write_with(STATE, lambda path: Path(path).write_text(text))
@@ -98,7 +101,7 @@ def write_manifest(
 def read_checkpoint(
     attempts: Folder, step: int, attempt_id: str, rows_of: RowsOf = all_rows
 ) -> Resumed:
-    """Reads the rows that `rows_of` selects from a checkpoint, and verifies the files.
+    """Reads the rows selected by `rows_of` from a checkpoint, and verifies the files.
 
     Raises CorruptFile if a file was altered or rows are missing, and FileNotFoundError if a file is
     missing.
@@ -112,10 +115,10 @@ def read_checkpoint(
 
 @contextlib.contextmanager
 def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
-    """Context manager that yields an attempt's final weights, which are read tensor by tensor.
+    """Context manager that yields an attempt's final weights. Each access reads from disk.
 
-    The caller must compare the weights' hash. Raises FileNotFoundError if the weights are missing,
-    and ValueError if a file is not whole.
+    The caller must verify their hash. Raises FileNotFoundError if the weights are missing, and
+    ValueError if a file is incomplete.
     """
     with contextlib.ExitStack() as stack:
         if attempt.exists(WEIGHTS):
@@ -168,7 +171,7 @@ def _read_pieces(folder: Folder, files: Mapping[str, str], rows_of: RowsOf) -> d
 def _choose(
     layouts: Mapping[str, Layout], selection: Mapping[str, Range]
 ) -> dict[str, dict[str, Range]]:
-    """Chooses {shard: {name: rows to read}}. Rows that several shards have are read from one."""
+    """Returns which rows to read from each shard. Rows in several shards are read only once."""
     overlaps = {
         shard: {
             name: (first, stop)

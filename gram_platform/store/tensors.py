@@ -1,7 +1,7 @@
-"""Writes and reads tensors as safetensors files, one tensor at a time, and hashes weights.
+"""Writes and reads safetensors files, one tensor at a time, and hashes weights.
 
-This does not use the safetensors library, whose files do not follow the umask, and whose errors
-lack the operating system's error numbers.
+Uses the safetensors library only to check headers, because its files ignore the umask and its
+errors lack error numbers.
 """
 
 import contextlib
@@ -44,14 +44,14 @@ FILE_DTYPES = {
 HEADER_ALIGNMENT = 8
 # safetensors rejects longer headers.
 LONGEST_HEADER = 100_000_000
-# The most values of a tensor in memory while a file is hashed.
+# Maximum number of values in memory while a file is hashed.
 BLOCK_SIZE = 2**19
 
 
 def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes tensors of any shapes as one safetensors file. Raises OSError if that fails.
+    """Writes tensors as one safetensors file. Raises OSError if writing fails.
 
-    The bytes are those of `safetensors.torch.save_file`.
+    The bytes are the same as from `safetensors.torch.save_file`.
     """
     order = list(FILE_DTYPES)
     names = sorted(tensors, key=lambda name: (order.index(_plain(tensors[name].dtype)), name))
@@ -60,14 +60,14 @@ def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -
 
 
 def load_tensors(path: str | os.PathLike) -> dict[str, torch.Tensor]:
-    """Reads all tensors of a safetensors file. Raises ValueError if the file is not whole."""
+    """Reads all tensors of a safetensors file. Raises ValueError if the file is incomplete."""
     with open_tensors(path) as file:
         return dict(DiskTensors.of_files([file]))
 
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows [first, stop) of a tensor in a file. `shape` is the tensor's. A scalar is one row."""
+    """Rows [first, stop) of a tensor with shape `shape`, stored in a file. A scalar has one row."""
 
     first: int
     stop: int
@@ -86,12 +86,12 @@ class StoredRows:
         return cls(piece.first_row, stop, piece.shape, _plain(piece.rows.dtype))
 
     def empty(self, first: int, stop: int) -> Piece:
-        """Returns an uninitialised piece of the tensor, for the rows [first, stop)."""
+        """Returns an uninitialised Piece for rows [first, stop) of the tensor."""
         shape = (stop - first, *self.shape[1:]) if self.shape else ()
         return Piece(torch.empty(shape, dtype=getattr(torch, self.dtype)), first, self.shape)
 
 
-# `keep_trying` or `once`, which call a function that reads the file of a path.
+# `keep_trying` or `once`. The string names the file in errors.
 Attempt = Callable[[Callable[[], Any], str], Any]
 
 
@@ -99,8 +99,8 @@ Attempt = Callable[[Callable[[], Any], str], Any]
 class TensorFile:
     """An open safetensors file, which only one thread at a time may read.
 
-    `held` are the rows of each tensor in the file. The file is not memory-mapped, because the
-    process would then be killed if a mount fails.
+    `held` maps tensor names to the rows in the file. The file is not memory-mapped, because a
+    failing mount would then kill the process.
     """
 
     held: Mapping[str, StoredRows]
@@ -110,7 +110,10 @@ class TensorFile:
     _attempt: Attempt
 
     def read(self, name: str, first: int, into: torch.Tensor) -> None:
-        """Fills a contiguous CPU tensor with the rows from `first` on, or raises ValueError."""
+        """Fills the contiguous CPU tensor `into` with rows, starting at row `first` in the file.
+
+        Raises ValueError if the file lacks the tensor or is truncated.
+        """
         if name not in self._starts:
             raise ValueError(f"{self._path} lacks {name}")
         start = self._starts[name] + first * into.nbytes // max(num_rows(into.shape), 1)
@@ -128,8 +131,8 @@ class TensorFile:
 def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Iterator[TensorFile]:
     """Context manager that opens a safetensors file.
 
-    `attempt` retries each access, or is `once` for a file that is not in a storage. Raises
-    ValueError if the file is not whole, and OSError if it cannot be read.
+    `attempt` is `keep_trying`, which retries each access, or `once` for a file outside a storage.
+    Raises ValueError if the file is incomplete, and OSError if it cannot be read.
     """
     name = os.fspath(path)
     with attempt(lambda: open(name, "rb", buffering=0), name) as file:
@@ -137,7 +140,7 @@ def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Ite
 
 
 def once(work: Callable[[], Any], place: str) -> Any:
-    """Calls `work` without the retries of `keep_trying`."""
+    """Calls `work` without retries, in place of `keep_trying`."""
     return work()
 
 
@@ -176,10 +179,10 @@ def write_stream(
     tensors: Iterable[tuple[str, torch.Tensor]],
     progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> None:
-    """Writes one safetensors file from an iterator of tensors, in the order of `shapes`.
+    """Writes a safetensors file from an iterator of (name, tensor), in the order of `shapes`.
 
-    Tensors are converted to `dtype`, one at a time. `progress` gets the bytes of each. The caller
-    flushes the file to the disk.
+    Converts and writes one tensor at a time, and calls `progress(num_bytes)` after each. The caller
+    must sync the file to disk.
     """
 
     def convert() -> Iterator[torch.Tensor]:
@@ -197,7 +200,7 @@ def write_stream(
 
 
 def stream_bytes(shapes: Shapes, dtype: torch.dtype) -> int:
-    """Returns the size of the file that `write_stream` writes."""
+    """Returns the number of bytes that `write_stream` writes."""
     num_values = sum(math.prod(shape) for shape in shapes.values())
     return len(_stream_header(shapes, dtype)) + num_values * dtype.itemsize
 
@@ -208,9 +211,9 @@ def _stream_header(shapes: Shapes, dtype: torch.dtype) -> bytes:
 
 
 def _header(kinds: Iterable[tuple[str, Sequence[int], torch.dtype]], **entries: Any) -> bytes:
-    """Returns a file's first bytes, which are the length of the JSON header and the header.
+    """Returns the first bytes of a file: the length of the JSON header, then the header.
 
-    The header has `entries` and then an entry for each tensor of `kinds`.
+    The header has `entries`, then an entry for each (name, shape, dtype) in `kinds`.
     """
     end = 0
     for name, shape, dtype in kinds:
@@ -244,7 +247,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 @dataclass(frozen=True, eq=False)
 class DiskTensors(Mapping):
-    """Maps names to tensors of open files. Each access reads the tensor from disk.
+    """Maps names to tensors in open files. Each access reads the tensor from disk.
 
     `holders` maps a tensor's name to (file, rows of the tensor in this file) pairs.
     """
@@ -256,14 +259,14 @@ class DiskTensors(Mapping):
         return cls({name: [(file, rows)] for file in files for name, rows in file.held.items()})
 
     def describe(self, name: str) -> StoredRows:
-        """Returns a tensor's shape and dtype, with the rows that its first file has."""
+        """Returns the shape and dtype of a tensor, and its rows in the first file that has any."""
         return self.holders[name][0][1]
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.rows(name, 0, num_rows(self.describe(name).shape))
 
     def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
-        """Reads the rows [first, stop) of a tensor. Raises ValueError if a row is in no file."""
+        """Reads rows [first, stop) of a tensor. Raises ValueError if a row is in no file."""
         piece = self.describe(name).empty(first, stop)
         self._fill(name, piece)
         return piece.rows
@@ -280,14 +283,14 @@ class DiskTensors(Mapping):
             raise ValueError(f"no file has the rows {done} to {stop} of {name}")
 
     def sha256(self) -> str:
-        """Computes `hash_tensors` with one block in memory. Raises ValueError as `rows` does."""
+        """Computes `hash_tensors` with one block in memory. Raises ValueError like `rows`."""
         stored = ((name, self.describe(name)) for name in sorted(self))
         return _hash((n, f"torch.{rows.dtype}", rows.shape, self._blocks(n)) for n, rows in stored)
 
     def _blocks(self, name: str) -> Iterator[torch.Tensor]:
-        """Yields all rows of a tensor in blocks. Each block overwrites the last.
+        """Yields all rows of a tensor in blocks. Each block overwrites the previous one.
 
-        The blocks' memory is a memory map, so it returns to the system afterwards.
+        The blocks share one memory map, which returns to the system afterwards.
         """
         stored = self.describe(name)
         shape, dtype = stored.shape, getattr(torch, stored.dtype)
@@ -313,12 +316,12 @@ class DiskTensors(Mapping):
 
 
 def hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Computes the SHA-256 of the sorted names, each with its tensor's dtype, shape and bytes."""
+    """Returns one SHA-256 of the name, dtype, shape and bytes of each tensor, sorted by name."""
     return hash_named((name, tensors[name]) for name in sorted(tensors))
 
 
 def hash_named(items: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Computes `hash_tensors` from an iterator over (name, tensor), sorted by name."""
+    """Returns the `hash_tensors` of (name, tensor) pairs that are already sorted by name."""
     return _hash((name, str(value.dtype), tuple(value.shape), [value]) for name, value in items)
 
 

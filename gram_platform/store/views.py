@@ -1,10 +1,10 @@
 """Reads the weights of a view, as a routed model or merged into one dense model.
 
-A layer adds the outputs of the core MLP and of the active modules, which are MLPs of the same
-input. Together these MLPs equal one wider MLP. The wider MLP's c_fc (and c_gate, for SwiGLU) has
-the rows of their c_fc, one MLP after another. The wider c_proj has the columns of their c_proj side
-by side, each multiplied by its module's weight. The heads of modules are merged with the core's in
-the same way. Zeros fill up the query heads of each module's key-value head.
+A layer sums the outputs of the core MLP and of the active modules, which are MLPs of the same
+input. The sum equals the output of one wider MLP. Its c_fc (and c_gate, for SwiGLU) stacks the rows
+of all c_fc. Its c_proj concatenates the columns of all c_proj, each multiplied by its module's
+weight. Attention heads are merged in the same way. If a module has fewer query heads than the core
+has per key-value head, zeros replace the missing ones.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ Weights = Mapping[str, torch.Tensor]
 
 @contextlib.contextmanager
 def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, DiskTensors]]:
-    """Context manager that yields (config with only the view's modules, float32 weights by name).
+    """Context manager that yields (config, float32 weights by name) of a view's routed model.
 
-    Modules can be from different runs. Each access reads a tensor from disk. Modules outside the
-    view are absent, so that no byte of them is in this process's memory. Raises ValueError if a run
-    lacks a module.
+    Both contain only the view's modules, so no byte of other modules is in memory. Modules can be
+    from different runs. Each access reads a tensor from disk. Raises ValueError if a run lacks a
+    module.
     """
     config = view_model(store, view)
     with contextlib.ExitStack() as stack:
@@ -59,7 +59,7 @@ def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, DiskTenso
 def load_view(
     store: Store, view: View, precision: str = "float32"
 ) -> tuple[ModelConfig, Transformer]:
-    """Loads (the view's config, its routed model in `precision` and in evaluation mode)."""
+    """Loads (config, routed model in `precision`) of a view. The model is in evaluation mode."""
     with open_view(store, view) as (config, weights):
         return config, model_of(config, weights, precision)
 
@@ -68,7 +68,7 @@ def load_view(
 def open_dense(store: Store, view: View) -> Iterator[tuple[ModelConfig, dict[str, RowsOnDisk]]]:
     """Context manager that yields (config, float32 weights) of the view as one dense model.
 
-    Rows are read and merged on demand. Raises ValueError unless the view's rule is constant.
+    Rows are read and merged on access. Raises ValueError unless the view's rule is `constant`.
     """
     if view.rule != "constant":
         allowed = "constant, because other views are a different model for each domain"
@@ -95,14 +95,14 @@ def model_of(
 
 
 def view_model(store: Store, view: View) -> ModelConfig:
-    """Reads the model's config with only the view's modules; ValueError if a run lacks one."""
+    """Reads a model config with only the view's modules. Raises ValueError if a run lacks one."""
     return view.model(lambda run_id: store.origin(run_id).model_config())
 
 
 def merge_layer(
     config: ModelConfig, weights: Weights, active: Mapping[str, float], block: str
 ) -> dict[str, torch.Tensor]:
-    """Returns the merged MLP and attention of `block` (`blocks.<layer>`); reads no others."""
+    """Returns the merged MLP and attention of `block` (`blocks.<layer>`). Reads no other layer."""
 
     def read(name: str, first: int, stop: int) -> torch.Tensor:
         return weights[name][first:stop]
@@ -126,11 +126,11 @@ def merge_rows(
     first: int,
     stop: int,
 ) -> torch.Tensor:
-    """Returns rows [first, stop) of a merged tensor of an MLP or of attention.
+    """Returns rows [first, stop) of a merged MLP or attention tensor.
 
-    `name` is the merged tensor's, such as `blocks.0.mlp.c_fc.weight`. `read` reads rows of the
-    routed model's tensors. Output biases, LoRAs, and the queries, keys and values of modules are
-    read whole. Of other tensors only the needed rows are read.
+    `name` is the merged tensor's name, such as `blocks.0.mlp.c_fc.weight`. `read` reads rows of the
+    routed model's tensors. Output biases, LoRAs and merged qkv projections are read completely,
+    other tensors only in the needed rows.
     """
     if ".attn." in name:
         return _merge_heads(config, read, active, name, first, stop)
