@@ -1,4 +1,4 @@
-"""Describes a study for its tables and report, and keeps the pages of earlier submissions."""
+"""Writes the record that a report is made from, and archives pages of earlier submissions."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -104,11 +104,10 @@ CALIBRATION_STUDY = "calibration"
 
 
 def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
-    """Returns the errors of compute ratios, measured as near as possible to the study's sizes.
+    """Returns the errors of compute ratios that were measured nearest to the study's sizes.
 
     An error has `size, class, ratio, difference, num_shares, measured_on`. If the storage has a
-    calibration on the same data, its errors replace the package's errors at the same size and
-    corpus.
+    calibration on the same data, its errors replace the package's for the same corpus and size.
     """
     corpus, errors = part.choice.corpus, []
     own = load_calibration(Store(part.choice.storage), corpus, part.data_id)
@@ -124,11 +123,11 @@ def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
 
 
 def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
-    """Returns the errors of the storage's calibration on this data.
+    """Returns the storage's calibration errors with the columns FILE_COLUMNS.
 
-    If `data_id` is "", any data will do. The columns are FILE_COLUMNS. Only complete sizes have
-    rows. The longest baselines of a size are trained first and have small errors, so an incomplete
-    size would look too accurate.
+    The frame is empty if there is no calibration on `data_id`; "" accepts any data. Incomplete
+    sizes are omitted. They would look too accurate, because the longest baselines are trained first
+    and have small errors.
     """
     record = readable_record(store, CALIBRATION_STUDY)
     # Another study may have this name.
@@ -146,7 +145,7 @@ def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFra
 
 
 def list_complete_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:
-    """Lists the sizes whose nodes are all complete. `runs` is as in `Results`."""
+    """Returns the sizes whose nodes are all complete. `runs` is as in `Results`."""
     complete = set(runs.loc[runs["status"] == State.COMPLETE, "id"])
     left = (entry for entry in record.entries if entry["id"] not in complete)
     return set(record.sizes) - {entry["tags"].get("size", "") for entry in left}
@@ -167,9 +166,9 @@ CHOSEN_TAGS, CHOSEN_PARAMS = ("method", "size", "seed"), ("preset", "data_id")
 
 
 def begin_record(store: Store, record: StudyRecord) -> None:
-    """Writes the record of a new submission.
+    """Writes a new submission's record.
 
-    If the folder has a page of other runs or data, the page moves to the history.
+    An existing page for other runs or other data moves to the history.
     """
     folder, kept = store.study_dir(record.name), store.history_dirs(record.name)
     history = folder.child(HISTORY)

@@ -162,7 +162,7 @@ PAPER = replace(
 
 
 def as_run(preset: Preset, **changes) -> Preset:
-    """Returns a preset of the paper with the authors' settings, where they differ from the text."""
+    """Returns a paper preset with the authors' settings where they differ from the paper's text."""
     settings = {
         "family": AS_RUN_FAMILY,
         "sizes": {name: AS_RUN_SIZES[name] for name in preset.sizes},
@@ -178,10 +178,10 @@ AS_RUN = as_run(PAPER)
 
 
 def at_size(preset: Preset, name: str, **changes) -> Preset:
-    """Returns the preset with one size, as in the paper's studies of architecture and accumulation.
+    """Returns the preset at one size, as in the paper's studies of architecture and accumulation.
 
-    The compared profiles are core, and core with each single domain. p_af is 1, and accumulation is
-    heterogeneous.
+    Compares core, and core with each single domain. The weight of auxiliary text, p_af, is 1, and
+    accumulation is heterogeneous.
     """
     settings = {
         "sizes": {name: preset.sizes[name]},

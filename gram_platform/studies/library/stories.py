@@ -129,9 +129,9 @@ STORIES_SMOKE = replace(
 def divide(
     preset: Preset, numbers: tuple[int, ...], attacks_core_alone: bool = True, **changes
 ) -> Preset:
-    """Returns a preset with a variant for each number of auxiliary domains.
+    """Returns a preset with a variant for each number of auxiliary domains in `numbers`.
 
-    The auxiliary domains of a variant together have a fifth of all tokens.
+    In each variant, the auxiliary domains have a fifth of all tokens in total.
     """
     elicitation = replace(preset.options.elicitation, compared_only=attacks_core_alone)
     return replace(
