@@ -143,7 +143,7 @@ def _add_parts(setting: Setting, recipe: CorpusRecipe, adjacent: tuple[str, ...]
 
 
 def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:
-    """Repeats a hub domain's text in runs that need 95 to 105% of its estimated amount."""
+    """Lets a hub domain's text repeat if a run needs 95 to 105% of the estimated amount."""
     if not isinstance(recipe.source, HubSource):
         return setting
     low, high = 1 - EPOCH_TOLERANCE, 1 + EPOCH_TOLERANCE

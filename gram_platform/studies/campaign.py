@@ -1,7 +1,6 @@
 """Runs MaxEnt searches, the studies that use their results, and other searches.
 
-The trials of a MaxEnt search start from the study's baselines, and the study reuses the runs of the
-best trials.
+A MaxEnt search starts from the study's baselines, and the study reuses the best trials' runs.
 """
 
 from collections.abc import Sequence
@@ -57,7 +56,7 @@ def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
         say(sharing(plan.studies))
     for search in searches:
         (part,) = search.studies
-        # A study may already have run this search.
+        # A study may have run this search.
         if part.search_id not in ids:
             say(f"\n{part.study.title}")
             codes.append(drive(replace(search.on(plan.device), is_approved=plan.is_approved)))
@@ -79,7 +78,7 @@ def _prepare(plan: Plan, everything: Plan) -> Plan:
 
 
 def find_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
-    """Returns the MaxEnt search that must run before a study, or None.
+    """Returns the MaxEnt search that must run before a study.
 
     Returns None if the study does not train MaxEnt, its preset has no search, or --maxent is given.
     Raises the errors of `read_ranges`.

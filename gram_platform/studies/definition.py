@@ -58,7 +58,7 @@ class Variant:
     # The name in tables; "" in studies that vary nothing else.
     name: str = ""
     changed: Callable[[Setting], Setting] = lambda setting: setting
-    # The methods trained for this variant besides the baseline. () means all of the study's.
+    # The methods of this variant besides the baseline. () means all of the study's.
     methods: tuple[str, ...] = ()
     # How many labels, in alphabetical order, are auxiliary domains. The rest are core. 0: all.
     num_auxiliary: int = 0
@@ -94,7 +94,7 @@ class Preset(Setup):
     sizes: dict[str, Size]
     num_seeds: int
     corpus: str
-    # The ratio of auxiliary to core tokens. All auxiliary domains have equally many.
+    # The ratio of auxiliary to core tokens. Auxiliary domains are equally large.
     aux_share: float
     # The domain of the compared profile. If the corpus lacks it: the first domain, or each.
     retain: str = ""
@@ -183,7 +183,7 @@ class Preset(Setup):
                 raise invalid("num_workers", wanted, allowed)
 
     def with_size(self, name: str, size: Size, tokenizer: str) -> "Preset":
-        """Returns the preset with only `size`, to which the settings of the size `name` apply."""
+        """Replaces all sizes by `size`, which inherits the settings of the size `name`."""
 
         def rename(values: tuple[tuple[str, object], ...]) -> tuple:
             return tuple((size.name, value) for of_size, value in values if of_size == name)
@@ -265,7 +265,7 @@ AnyStudy = TypeVar("AnyStudy", bound=Study)
 def with_preset(
     study: AnyStudy, named: str, changes: tuple[str, ...]
 ) -> tuple[AnyStudy, str, tuple[str, ...]]:
-    """Returns (study with the changed preset, name of the preset, all changes as for `--set`).
+    """Returns (study with the changed preset, name of the preset, all changes as `--set` values).
 
     `named` is the value of --preset: a preset's name, or a file of changes with a preset's name as
     `base`. `changes` override those of the file. A ValueError names file, line and field.

@@ -138,8 +138,7 @@ def finish(observers: Observers, code: int) -> int:
 def refresh_site(store: Store, tracking_uri: str, say: Callable[[str], None]) -> None:
     """Writes the storage's index, and a page that explains how to open MLflow.
 
-    Reports link to this page while MLflow is closed. Errors are only printed, because the tables
-    are already written.
+    Reports link to this page while MLflow is closed. Errors are only printed.
     """
     try:
         root = open_folder(store.root, writable=True)

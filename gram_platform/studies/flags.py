@@ -1,7 +1,7 @@
 """Declares and parses the flags of studies and searches.
 
-`--help` shows a box for each dataclass. Each command has its own dataclass in addition to the
-shared ones. Only `make_plan.py` and searches read the values.
+`--help` shows a box for each dataclass. Each command adds its own to the shared ones. Only
+`make_plan.py` and searches read the values.
 """
 
 import functools
@@ -26,7 +26,7 @@ FLAG_STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
 def show_as(kind: Any, metavar: str) -> Any:
-    """Returns a flag's type for which `--help` shows `metavar` and no default."""
+    """Returns a flag type that `--help` shows with `metavar` and without a default."""
     return Annotated[kind, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
 
 
@@ -93,17 +93,17 @@ class SubjectFlags:
     """What is trained, on how many seeds, and on which text.
 
     Args:
-        preset: a preset from the list above (`paper` follows the paper's text, `as_run` the
-            authors' settings), or a file with changed fields and a preset's name as `base` (see
-            Studies in the documents)
+        preset: a preset listed above (`paper` follows the paper's text, `as_run` the authors'
+            settings), or a file with changed fields and a preset's name as `base` (see Studies in
+            the documents)
         changes: fields of the preset to change, such as routing.p_aux_spread=0.1
             'sizes[0.6M].peak_lr=2e-3'
         sizes: names of sizes (default: all sizes of the preset)
         seeds: number of seeds per size (default: the preset's, which may depend on the size)
-        first_seed: the first of consecutive seeds (default: the preset's)
-        corpus: a corpus from the list above, a folder of .jsonl/.parquet with `text` and `label`, a
-            .json of labelled globs, a .toml recipe, or hf://ORG/NAME?label=FIELD&text=FIELD (see
-            Studies in the documents)
+        first_seed: the first seed, which the others follow (default: the preset's)
+        corpus: a corpus listed above, a folder of .jsonl/.parquet with `text` and `label`, a .json
+            of labelled globs, a .toml recipe, or hf://ORG/NAME?label=FIELD&text=FIELD (see Studies
+            in the documents)
         core_label: label of core, or several separated by commas (default: core, or the catalog's);
             every other label is an auxiliary domain
         core_tokenizer: train the tokenizer only on core's text, so that exports have no vocabulary
@@ -156,15 +156,15 @@ class DeviceFlags:
             can start)
         gpus_per_run: share of a GPU for a single-rank run or an evaluation; at 0.125, eight small
             runs share a GPU
-        gpus_per_machine: GPUs of each machine that an autoscaler starts; a run with at most this
-            many ranks stays on one machine
-        activation_checkpointing: recompute every block in the backward pass, which saves memory
-            but takes a third more time
+        gpus_per_machine: GPUs per machine that an autoscaler starts; a run with at most this many
+            ranks stays on one machine
+        activation_checkpointing: recompute blocks in the backward pass: less memory, a third more
+            time
         compile: compile blocks and loss with torch.compile if possible (default: on GPUs, for runs
             of at least 50M parameters and five minutes)
         no_compile: compile nothing
         deterministic: on GPUs, use only deterministic algorithms; slower, but results are
-            identical, byte for byte, on the same kind of GPU
+            identical on the same kind of GPU
     """
 
     title = "device"
@@ -193,7 +193,7 @@ class CostFlags:
             with --device cpu)
         max_hours: start no run or trial after this many GPU or CPU-slot hours in total over all
             submissions (default: no limit)
-        max_cost: the same in dollars, at the price of --machine (default: no limit)
+        max_cost: the same limit in dollars, at the price of --machine (default: no limit)
         confirm_above: predicted dollars above which a submission needs --yes or --max-cost
         yes: start at any predicted cost; jobs that restart unattended need it too
     """
@@ -241,10 +241,9 @@ class StudyFlags:
     """Flags that only studies have.
 
     Args:
-        methods: methods from the list above (default: the preset's, otherwise the study's); the
-            baseline is always added
-        through: train one size after another up to this size, and print predicted and spent hours
-            after each size
+        methods: methods listed above (default: the preset's, otherwise the study's); the baseline
+            is always added
+        through: train one size after another up to this one, and print predicted and spent hours
         law: scaling law for learning rates and batches: paper, demo or a law.json of lr_bs_grid
             (default: each size's own values)
         trust_law: use --law even if its fit was rejected or is extrapolated more than tenfold
@@ -260,8 +259,8 @@ class StudyFlags:
             text
         adjacent: labels of the corpus whose text is labelled as a domain by mistake (default: all
             of core)
-        texts: file of lines with `text` and `label` (a domain) to use instead of validation text:
-            sentences for token_localization, or prompts for samples
+        texts: file of lines with `text` and `label` (a domain) instead of validation text:
+            sentences for token_localization, prompts for samples
         in_process: run the nodes in this process without Ray, for example in a debugger
         export_nodes: write the missing nodes to this file, for a machine without Ray, and start
             nothing (see On a cluster in the documents)
@@ -373,7 +372,7 @@ def boxes_of(own: type, values: Mapping[str, Iterable[str]] | None = None) -> An
 
 
 def _with_values(box: type, values: Mapping[str, Iterable[str]]) -> type:
-    """Returns a subclass in which the flags in `values` accept only these values."""
+    """Returns a subclass of `box` whose flags accept only the given `values`."""
     declared = []
     for name, default in ((field.name, field.default) for field in fields(box)):
         if name in values:

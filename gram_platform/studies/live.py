@@ -1,6 +1,6 @@
 """Reports a study's progress to the terminal, Ray's metrics, MLflow and a webhook.
 
-A terminal shows a progress bar and tables. A log contains plain lines.
+A terminal shows a progress bar and tables. A log has plain lines.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ class LiveView:
         self.bar = self.bars.add_task("", total=None, left="")
 
     def start(self, nodes: Sequence[Node], progress: Progress) -> None:
-        """Starts showing `progress`. `nodes` must have their names in the storage."""
+        """Starts showing `progress`. `nodes` must be named as in the storage."""
         self.nodes, self.progress = {node.id: node for node in nodes}, progress
         self._done_before = frozenset(progress.done)
         self.bars.start()
@@ -160,10 +160,9 @@ class LiveView:
             self.say(" | ".join(filter(None, [text, left])))
 
     def _seconds(self) -> dict[str, float]:
-        """Estimates the seconds of each node that is neither failed nor blocked.
+        """Estimates the duration of each node that is neither failed nor blocked.
 
-        Uses the median of ended nodes of the same kind and size, or the planner's estimate if none
-        has ended.
+        Uses the median of ended nodes of the same kind and size, otherwise the planner's estimate.
         """
         typical = {kind: median(took) for kind, took in self._took.items()}
         unreachable = {*self.progress.failed, *self.progress.blocked}
@@ -311,7 +310,7 @@ class Mirror:
             self._queue.put(None)
         for thread in self._threads:
             thread.join()
-        # Waiting slows no training now, and the server may answer again.
+        # Waiting no longer slows training, and the server may be back.
         self.tracker.ask_again()
         with self._reporting():
             self.tracker.sync(self.store, ids)
@@ -371,7 +370,7 @@ def message_of(
 def post(url: str, message: Mapping[str, object]) -> str:
     """Posts a message as JSON within TIMEOUT_S. Returns "", or the reason for the failure."""
     reasons = [f"no answer within {TIMEOUT_S:g} s"]
-    # No redirect is followed: it would send a GET, without the message, to a host nobody named.
+    # Redirects are not followed: they would send a GET without the message to an unknown host.
     opener = request.OpenerDirector()
     for handler in (
         request.ProxyHandler,

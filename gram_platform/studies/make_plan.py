@@ -1,6 +1,6 @@
 """Turns a command's flags into the plan of a submission.
 
-Imports only modules that load fast, so that errors in flags appear quickly.
+Imports only modules that load fast, so that flag errors appear quickly.
 """
 
 import math
@@ -131,7 +131,7 @@ def _require_consistent(own: StudyFlags, part: StudyPlan) -> None:
         part.preset.by_law(load_law(own.law)).require_ranks(sizes, ranks)
 
 
-# Flags without an effect in this process, and flags without an effect on CPUs.
+# Flags without an effect in this process, and on CPUs.
 OF_RAY = ("max_gpus", "gpus_per_machine", "stall_timeout", "collective_timeout", "verbose")
 OF_GPUS = ("gpus_per_run", "gpus_per_machine", "no_compile", "deterministic")
 
@@ -262,8 +262,7 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
 def _read_compile(device: DeviceFlags) -> bool | None:
     """Returns True to compile runs, False to compile none, None to compile those that gain time.
 
-    The default is None. With --deterministic it is False, because timings decide the order of sums
-    in compiled code.
+    The default is None, or False with --deterministic: torch.compile orders sums by timing.
     """
     if device.compile and device.no_compile:
         raise invalid("no_compile", True, "no value with --compile")
@@ -287,7 +286,7 @@ def _checkpoint_interval(given: str) -> tuple[float, float]:
 
 
 def tracking_place(uri: str, storage: str) -> str:
-    """Returns MLflow's URI, with an absolute path for SQLite. The default is in the storage."""
+    """Returns MLflow's URI, by default SQLite in the storage. Makes SQLite paths absolute."""
     from gram_platform.tracking import default_tracking_uri
     from gram_platform.tracking.connection import require_tracking_uri
     from gram_platform.tracking.database import with_absolute_path

@@ -93,7 +93,7 @@ class Observers:
     def submissions(self, folder: Folder, file: str, node_hours: float) -> tuple[Mapping, ...]:
         """Returns the submissions in `file`, plus this submission if it executes anything.
 
-        `node_hours` is the machine hours of the nodes that this submission has executed.
+        `node_hours` is the machine hours of the nodes that this submission executed.
         """
         rows = folder.read_spare(file, Submissions).get("submissions", ())
         if self.provenance is None:
@@ -194,7 +194,7 @@ class StudyObservers(Observers):
         return self.plan.budget.name_reached_limit(sum(self.hours.values()))
 
     def source(self) -> Iterator[Sequence[Node]]:
-        """Yields all nodes at once. --through yields sizes one by one until a failure or limit."""
+        """Yields all nodes at once, or with --through size by size until a failure or a limit."""
         if not self.plan.through:
             yield from super().source()
             return
@@ -226,7 +226,7 @@ class StudyObservers(Observers):
                 self.say(f"no table so far: {type(error).__name__}: {error}")
 
     def _write_so_far(self, record: StudyRecord) -> None:
-        """Writes interim tables and report. Reads the storage, as MLflow may lack new results."""
+        """Writes an interim table and report. Reads the storage, as MLflow may lack new results."""
         measurement = MEASUREMENTS[record.measurement]
         results = measurement.read(record, self.store)
         if results is not None:

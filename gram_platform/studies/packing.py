@@ -129,7 +129,7 @@ def require_enough_data(part: StudyPlan, corpus: PackedCorpus) -> None:
 
 
 def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
-    """Raises ValueError if runs mask documents by a token other than the corpus's end of text."""
+    """Raises ValueError if runs mask documents with a wrong end-of-text token."""
     named = {run.config.model.document_end for run in runs_on(nodes, corpus.data_id)} - {-1}
     end = end_of_text_id(load_tokenizer(corpus.tokenizer_path)) if named else -1
     for wrong in named - {end}:
@@ -162,7 +162,7 @@ def text_lines(
 ) -> list[str]:
     """Returns the lines of a table of each domain's labels, documents and training tokens.
 
-    `used` maps each domain to the number of its sequences that runs of `size` train on.
+    `used` maps domains to the number of sequences that runs of `size` train on.
     """
     rows = [
         ("domain", "labels", "documents", "tokens, about", *([f"used by {size}"] if size else []))

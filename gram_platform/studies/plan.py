@@ -28,7 +28,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class Choice:
-    """Selects the runs of a preset and their text. Fields are named like the flags."""
+    """Selects the runs of a preset and their text. Fields are named after flags."""
 
     sizes: tuple[str, ...]
     seeds: int
@@ -55,7 +55,7 @@ class StudyPlan:
     preset_name: str
     # Changes of the preset, as `--set` takes them.
     changes: tuple[str, ...]
-    # The preset after `changes` and with the values from `sources`.
+    # With `changes` and the values from `sources` applied.
     preset: Preset
     choice: Choice
     # Includes the machine whose hours are predicted.
@@ -124,7 +124,7 @@ class StudyPlan:
         return store.study_dir(self.name)
 
     def share_left(self) -> float:
-        """Returns the share of missing nodes to execute. Below 1.0 only for an Optuna search."""
+        """Returns the share of missing nodes to execute, which is 1.0 except in Optuna searches."""
         return 1.0
 
     def on(self, device: str) -> Self:
@@ -281,12 +281,12 @@ def rung_text(
 
 @dataclass(frozen=True)
 class Left:
-    """A study's unfinished nodes, without those that also belong to earlier studies."""
+    """A study's unfinished nodes, without those that also belong to earlier studies of the plan."""
 
     part: StudyPlan
     ids: frozenset[str]
-    # The share of these nodes that will be executed. It is below 1 for an Optuna search that has
-    # complete trials: their nodes are not among these.
+    # The share of these nodes that will be executed. Complete trials of an Optuna search lower it,
+    # because these nodes do not include theirs.
     share: float
 
     def hours(self, machine: Machine) -> float:

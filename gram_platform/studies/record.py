@@ -106,7 +106,7 @@ CALIBRATION_STUDY = "calibration"
 def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
     """Returns the errors of compute ratios that were measured nearest to the study's sizes.
 
-    An error has `size, class, ratio, difference, num_shares, measured_on`. If the storage has a
+    Errors have `size, class, ratio, difference, num_shares, measured_on`. If the storage has a
     calibration on the same data, its errors replace the package's for the same corpus and size.
     """
     corpus, errors = part.choice.corpus, []
@@ -123,11 +123,10 @@ def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
 
 
 def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
-    """Returns the storage's calibration errors with the columns FILE_COLUMNS.
+    """Returns the errors that the storage's calibration study measured, with FILE_COLUMNS.
 
-    The frame is empty if there is no calibration on `data_id`; "" accepts any data. Incomplete
-    sizes are omitted. They would look too accurate, because the longest baselines are trained first
-    and have small errors.
+    The frame is empty if that study is not on `data_id`; "" accepts any data. Omits incomplete
+    sizes, which look too accurate: the longest baselines have small errors and are trained first.
     """
     record = readable_record(store, CALIBRATION_STUDY)
     # Another study may have this name.
@@ -153,11 +152,11 @@ def list_complete_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:
 
 # Pages of earlier submissions:
 #
-# `studies/STUDY/` has the newest submission. `studies/STUDY/history/DATE/` has the page that it
-# replaced at DATE, in UTC, if methods, sizes, seeds, preset or data differ. The page is copied, the
-# new record is written, and the old files are removed. report.html is always the last file, so one
-# place has the whole page. After an interruption both places have the report, and the next
-# submission finishes the move, or reverts it if the choice is the same.
+# `studies/STUDY/` has the newest page. If methods, sizes, seeds, preset or data change, the old one
+# moves to `studies/STUDY/history/DATE/` (in UTC): it is copied, the new record is written, and the
+# old files are removed. report.html is always the last file, so one place has the whole page. After
+# an interruption both places have the report. The next submission finishes the move, or reverts it
+# if its choice is the same.
 
 MOST_KEPT = 10
 DATE = "%Y-%m-%dT%H%M%S"
@@ -179,7 +178,7 @@ def begin_record(store: Store, record: StudyRecord) -> None:
             del kept[date]
     report = folder.read(REPORT_FILE) if folder.exists(REPORT_FILE) else None
     copied = next((date for date in reversed(kept) if kept[date].read(REPORT_FILE) == report), "")
-    # A submission that was killed while it moved the page may have left its record in the folder.
+    # A submission killed while moving the page may have left its record in the folder.
     places, choice = (folder, kept.get(copied, folder)), _choice(vars(record))
     old = filter(None, (place.read_spare(STUDY_FILE, ChosenRuns) for place in places))
     moves = report is not None and any(_choice(plain) != choice for plain in old)

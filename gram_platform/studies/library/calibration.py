@@ -1,6 +1,6 @@
 """Declares the study of the error of compute ratios.
 
-It trains baselines on known shares of the steps, and compares their compute ratios with the shares.
+Compares the compute ratios of shortened baselines with their known shares of the steps.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def rate(share: float) -> Variant:
     """Returns a variant that trains baselines on this share of the text and steps.
 
     It has other seeds than the reference. Warm-up and decay keep their fractions of the steps, and
-    the points of the learning curve keep their distance.
+    the points of the learning curve keep their spacing.
     """
 
     def change(setting: Setting) -> Setting:

@@ -10,7 +10,7 @@ from gram_platform.studies.library import scaling
 def sweep_labels(preset: Preset, size: str, *recalls: float, **changes) -> Preset:
     """Returns the preset at one size, with variants for true labels, precision 0.5 and each recall.
 
-    It has 5 seeds, unless `changes` sets another number.
+    It has 5 seeds, unless `changes` has `num_seeds`.
     """
     changes = {"num_seeds": 5, "seeds_of_size": (), "methods": (), "maxent_search": None} | changes
     variants = (mislabel(), mislabel(precision=0.5), *map(mislabel, recalls))

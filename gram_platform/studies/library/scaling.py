@@ -127,8 +127,7 @@ SCALING_DEMO = replace(
     decay_fraction=0.5,
     num_eval_points=22,
 )
-# A night of two cores up to 1.2M, 83 core hours more for 3M; give real text with --corpus installed
-# or a folder.
+# Takes two cores a night up to 1.2M, and 83 core hours more for 3M. --corpus can give real text.
 LONG = replace(
     DEMO,
     sizes=DEMO_SIZES,

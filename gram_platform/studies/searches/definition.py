@@ -1,6 +1,6 @@
 """Defines and plans searches.
 
-The class of a search imports Ray, Optuna and MLflow, so it is loaded after the flags are read.
+A search's `kind` imports Ray, Optuna and MLflow, so it is loaded after the flags are read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TrialFlags:
 
 @dataclass(frozen=True)
 class Search(Study):
-    """A study that trains the points which the class `kind` proposes."""
+    """A study that trains the points proposed by its class `kind`."""
 
     # The class of the kind, as module:class; see the module `search_plan`.
     kind: str = ""
@@ -111,7 +111,7 @@ def make_search_plan(search: Search, flags: Flags) -> Plan:
 def search_plan_of(
     part: StudyPlan, given: Mapping[str, Any], optuna_uri: str, is_dry: bool
 ) -> SearchPlan:
-    """Returns the plan with corpora and settings. `given` has the kind's other fields."""
+    """Adds corpora and settings to a search. `given` has the other fields of its `kind`."""
     from gram_platform.studies.searches.search_plan import SearchPlan
 
     recipes = resolve_corpora(part.preset, part.choice)

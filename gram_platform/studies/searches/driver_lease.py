@@ -17,8 +17,8 @@ LOOK_EVERY_S = 1.0
 class DriverLease:
     """Context manager that holds a search's lease. Raises ValueError if another driver holds it.
 
-    A lease expires after `DRIVER_LEASE_S` without renewal, for example while its driver is
-    suspended. If its driver ran on this machine and has exited, it expires at once.
+    A lease expires after `DRIVER_LEASE_S` without renewal, or at once if its driver ran on this
+    machine and has exited.
     """
 
     def __init__(self, folder: Folder, name: str):

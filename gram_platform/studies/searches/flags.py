@@ -1,6 +1,6 @@
-"""Declares each kind of search's flags, and converts them into the fields of its class.
+"""Declares the flags of each kind of search, and converts them into the fields of its class.
 
-Imports only modules that load fast, so that help and errors in flags appear quickly.
+Imports only modules that load fast, so that help and flag errors appear quickly.
 """
 
 import math
@@ -89,7 +89,7 @@ class Grids:
 
 
 def read_grids(search: Search, flags: GridFlags, part: StudyPlan) -> dict[str, Any]:
-    """Returns the fields of `LrBatchGrid`.
+    """Reads the flags into the fields of `LrBatchGrid`.
 
     Raises ValueError for grids that are too small, and for batches that cannot be trained.
     """
@@ -177,7 +177,7 @@ class Knob:
 
 
 def _with_ratio(setting: Setting, value: float) -> Setting:
-    """Sets p_ca. With `constant_branches`, also sets p_af so that branches keep their length."""
+    """Sets p_ca, and with `constant_branches` also p_af, to keep the length of branches."""
     branching = replace(setting.options.branch_module, core_ratio=value)
     if setting.conventions.constant_branches:
         branching = replace(branching, aux_factor=2.0 / (1.0 + value))

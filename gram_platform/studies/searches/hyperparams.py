@@ -191,10 +191,7 @@ def _analyse(
     curves: pd.DataFrame,
     sizes: Sequence[str],
 ) -> SweepAnalysis | None:
-    """Analyses the sweep.
-
-    Returns None if there are no evaluations of trials, no evaluations of baselines or no curves.
-    """
+    """Returns None without curves, evaluations of trials or evaluations of baselines."""
 
     def gather(
         trials: Sequence[Trial], frame_of: Callable[[list[Node]], pd.DataFrame]

@@ -1,8 +1,8 @@
 """Searches a grid of learning rates and batches at each size, and fits scaling laws.
 
 As in the paper's appendix "Learning Rate and Batch Size Scaling", cells are powers of two apart,
-and the loss is the mean of core's loss and the auxiliary domains' mean loss. Unlike the paper's, a
-grid may grow towards a minimum at its border (`analysis.lr_extension`).
+and the loss is the mean of core's loss and the auxiliary domains' mean loss. Our grids may
+also grow towards a minimum at their border (`analysis.lr_extension`).
 """
 
 import math
@@ -141,7 +141,7 @@ def trial_rows(
 
 @dataclass(frozen=True)
 class LrBatchGrid:
-    """Searches the grids of all sizes. A trial trains one baseline: a cell at one size and seed."""
+    """Searches the grids of all sizes. A trial trains the baseline of one cell, size and seed."""
 
     settings: tuple[Setting, ...]
     # The first grid of each size.

@@ -1,4 +1,4 @@
-"""Opens Optuna's database, and reads a search's trials as a frame."""
+"""Opens Optuna's database, and reads a search's trials into a frame."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from gram_platform.tracking.database import database_path, database_uri, require
 def open_storage(uri: str) -> optuna.storages.RDBStorage:
     """Opens or creates the database at `uri`. Raises ValueError if Optuna cannot open it.
 
-    MLflow's database cannot be used, because both define a table of the same name.
+    MLflow's database cannot be used, because it has a table named like one of Optuna's.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -82,7 +82,7 @@ ATTRIBUTES: dict[str, Any] = {
 
 
 def attributes(trial: FrozenTrial) -> dict[str, Any]:
-    """Returns the attributes that the engine has set, except values of a wrong type."""
+    """Returns a trial's attributes that are listed in ATTRIBUTES and have the right type."""
     values = {}
     for name in ATTRIBUTES.keys() & trial.user_attrs.keys():
         with suppress(InvalidField):
@@ -122,7 +122,6 @@ def trials_frame(study: optuna.Study, metric: str) -> pd.DataFrame:
 
 
 def _state(trial: FrozenTrial) -> str:
-    """Returns the trial state that the engine set, or Optuna's if it is missing or invalid."""
     state = attributes(trial).get("state")
     is_valid = state in (*OPTUNA_STATES.values(), State.DIVERGED)
     return state if is_valid else OPTUNA_STATES[trial.state]

@@ -1,9 +1,9 @@
 """Plans a search on its corpora, proposes its trials in rounds, and writes its files.
 
 A kind of search is a frozen dataclass. Its fields are `settings`, one for each size and seed, and
-those that `Search.read` returns. Its members are as follows, where `search` is its `SearchPlan`:
+those that `Search.read` returns. It has these members, where `search` is its `SearchPlan`:
 
-- `best_by`: the metric that the best trial optimises, or None
+- `best_by`: the metric by which the best trial is chosen, or None
 - `identity(search)`: the values hashed into the search's id, without the number of trials
 - `prerequisites(search)`: the nodes that all trials need, such as baselines
 - `example(search)`: nodes of trials for predictions, before there are results
@@ -48,13 +48,13 @@ from gram_platform.tracking.entry import run_metrics
 from gram_platform.tracking.frame import load_store_curves
 from gram_platform.tracking.views import StudyLog
 
-# A part of every search's id. Increased when new trials are not comparable with old ones.
+# Part of search ids. Increased when new trials are not comparable with old ones.
 SEARCH_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Round:
-    """Trials that run before the search reads new results."""
+    """A batch of trials that runs before the search reads new results."""
 
     source: Source
     # Machine hours of earlier submissions' trials.
@@ -136,7 +136,7 @@ class SearchPlan(StudyPlan):
         figures: Mapping[str, object],
         claims: pd.DataFrame | None = None,
     ) -> StudyLog:
-        """Returns the files to publish: tables, report.html, claims.csv and search.json.
+        """Returns a log with the search's tables, report.html, claims.csv and search.json.
 
         The report shows `facts` below the question. `record` is added to search.json. MLflow shows
         the `columns` of trials.csv.
@@ -254,7 +254,7 @@ def name_views(nodes: Iterable[Node]) -> pd.DataFrame:
 
 
 def view_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the nodes' complete evaluations in `frame`, joined with the nodes' tags."""
+    """Returns the complete evaluations of `nodes` in `frame`, with the tags of the nodes."""
     return join_tags(name_views(nodes), frame[frame["status"] == State.COMPLETE])
 
 
@@ -271,7 +271,7 @@ def curve_frame(nodes: Iterable[Node], curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def baseline_frames(store: Store, nodes: Sequence[Node]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Returns (evaluations, curves) of stored baselines, for computing compute ratios."""
+    """Returns (evaluations, curves) of the stored baselines, as needed for compute ratios."""
     results = {n.id: store.evaluation(n.id).result() for n in nodes if not n.is_run}
     done = [node for node in nodes if results.get(node.id) is not None]
     curves = load_store_curves(store, [n.id for n in nodes if n.is_run])

@@ -24,7 +24,7 @@ from gram_platform.tracking.connection import first_line
 
 
 class SearchObservers(Observers, TrialWatch):
-    """Executes a search's trials, shows their progress, and writes the report."""
+    """Executes and observes the trials of one search."""
 
     def __init__(self, plan: Plan, store: Store):
         (search,) = plan.studies
