@@ -100,7 +100,7 @@ class SubjectFlags:
             'sizes[0.6M].peak_lr=2e-3'
         sizes: names of sizes (default: all sizes of the preset)
         seeds: number of seeds per size (default: the preset's, which may depend on the size)
-        first_seed: the first seed, which the others follow (default: the preset's)
+        first_seed: the first of the consecutive seeds (default: the preset's)
         corpus: a corpus listed above, a folder of .jsonl/.parquet with `text` and `label`, a .json
             of labelled globs, a .toml recipe, or hf://ORG/NAME?label=FIELD&text=FIELD (see Studies
             in the documents)
@@ -243,7 +243,7 @@ class StudyFlags:
     Args:
         methods: methods listed above (default: the preset's, otherwise the study's); the baseline
             is always added
-        through: train one size after another up to this one, and print predicted and spent hours
+        through: train sizes one by one up to this one; print predicted and spent hours after each
         law: scaling law for learning rates and batches: paper, demo or a law.json of lr_bs_grid
             (default: each size's own values)
         trust_law: use --law even if its fit was rejected or is extrapolated more than tenfold
