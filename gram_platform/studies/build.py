@@ -1,4 +1,4 @@
-"""Adds corpora, settings and nodes to the plan of a study."""
+"""Adds corpora, settings and nodes to a study's plan."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -22,16 +22,16 @@ from gram_platform.store.root import BEST
 from gram_platform.studies.definition import RECALL, Preset, Variant, mislabel
 from gram_platform.studies.plan import Choice, StudyPlan
 
-# The share that is used of the sequences that a recipe promises before it is packed.
+# The share used of the sequences that a recipe is estimated to have before packing.
 SAFE_SHARE = 0.9
-# The error of a hub label's expected length [ours].
+# The relative error of a hub label's estimated length [ours].
 EPOCH_TOLERANCE = 0.05
 
 
 def with_nodes(part: StudyPlan) -> StudyPlan:
-    """Returns the study with its corpora, settings and nodes.
+    """Returns the plan with its corpora, settings and nodes, before any corpus is packed.
 
-    No packed data is needed. Raises ValueError if the corpus lacks labels.
+    Raises ValueError if the corpus has too few labels, or if a search does not fit the study.
     """
     preset, choice = part.preset, part.choice
     named = resolve_corpora(preset, choice)
@@ -59,8 +59,8 @@ def with_nodes(part: StudyPlan) -> StudyPlan:
 def _choose_variants(preset: Preset, recipe: CorpusRecipe) -> tuple[Variant, ...]:
     """Returns a variant with true labels and a variant with wrong labels.
 
-    The wrong labels are those of the corpus or of the flags. Without wrong labels, returns the
-    preset's variants.
+    Wrong labels come from the corpus, or from --recall and --precision. If there are none, returns
+    the preset's variants.
     """
     true = Variant("1", restore_true_labels)
     if any(pool.seen_as != pool.domain for pool in recipe.domains_from):
@@ -70,9 +70,9 @@ def _choose_variants(preset: Preset, recipe: CorpusRecipe) -> tuple[Variant, ...
 
 
 def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Preset:
-    """Returns the preset with one size, which has the shape of an imported model.
+    """Returns the preset with a single size that has an imported model's shape.
 
-    Raises ValueError unless the storage has the model with a tokenizer.
+    Raises ValueError if the storage lacks the model or its tokenizer.
     """
     if not import_id.startswith(IMPORTED):
         raise invalid("start", import_id, f"an id that `gram import` has printed: {IMPORTED}...")
@@ -89,9 +89,10 @@ def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Pres
 def recipes_of(
     preset: Preset, choice: Choice, named: dict[str, CorpusRecipe]
 ) -> dict[Variant, dict[str, CorpusRecipe]]:
-    """Returns the corpora by variant and size, for variants for which there are enough labels.
+    """Returns the corpus recipe of each variant and size.
 
-    `named` has the corpora with all labels by size. Raises ValueError if no variant is left.
+    Leaves out variants that need more labels than the corpus has. `named` has each size's recipe
+    with all labels. Raises ValueError if no variant remains.
     """
     recipe = next(iter(named.values()))
     has_core, recipes = choice.core_label or CORE in recipe.domain_of, {}
@@ -142,7 +143,7 @@ def _add_parts(setting: Setting, recipe: CorpusRecipe, adjacent: tuple[str, ...]
 
 
 def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:
-    """Lets the text of a hub domain repeat if a run needs almost all of the expected text."""
+    """Lets a hub domain's text repeat if a run needs 95 to 105% of the estimated amount."""
     if not isinstance(recipe.source, HubSource):
         return setting
     low, high = 1 - EPOCH_TOLERANCE, 1 + EPOCH_TOLERANCE
@@ -168,8 +169,8 @@ def resolve_corpora(
 ) -> dict[str, CorpusRecipe]:
     """Returns the corpus recipe of each size.
 
-    All sizes have the same recipe, unless the corpus grows with the size. `core_labels` overrides
-    `--core-label`. Raises ValueError if no auxiliary domain is left.
+    The recipe is the same for all sizes, unless the corpus grows with the size. `core_labels`
+    overrides `--core-label`. Raises ValueError if the corpus has no auxiliary domain.
     """
     if grows_with_size(choice.corpus):
         return {name: _resolve(preset, choice, core_labels, name) for name in choice.sizes}
@@ -202,9 +203,9 @@ def _resolve(
 def settings_of(
     preset: Preset, choice: Choice, recipes: Mapping[str, CorpusRecipe]
 ) -> tuple[Setting, ...]:
-    """Returns a setting for each size and seed, in the order of sizes.
+    """Returns a setting for each size and seed, in the order of `choice.sizes`.
 
-    Raises ValueError for an unknown domain to retain.
+    Raises ValueError if `choice.retain` has an unknown domain.
     """
     recipe = next(iter(recipes.values()))
     domains = preset.select_domains(recipe.domains)
@@ -225,10 +226,10 @@ def settings_of(
 def _profiles(
     retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...]
 ) -> tuple[Profile, ...]:
-    """Returns the compared profiles. `retain` replaces the domains that the preset retains.
+    """Returns the profiles to compare. `retain` overrides the domains that the preset retains.
 
-    With a single auxiliary domain, only core is compared, because core with this domain forgets
-    nothing.
+    If there is only one auxiliary domain, compares only core: a profile that retains this domain
+    would forget nothing.
     """
     for domain in retain:
         if domain not in auxiliary:
@@ -246,8 +247,8 @@ def _profiles(
 def load_best(store: Store, search_id: str, data_id: str) -> tuple[tuple[Profile, Unlearning], ...]:
     """Returns the parameters of each profile's best trial in a stored search.
 
-    Raises ValueError if the search is unknown, has other data than `data_id`, or has a profile
-    without a complete trial.
+    Raises ValueError if the search is unknown, used data other than `data_id`, or lacks a complete
+    trial for a profile.
     """
     plain = {}
     if search_id in store.list_searches():

@@ -1,7 +1,6 @@
-"""Runs several studies, after the MaxEnt searches that set parameters of the studies.
+"""Runs MaxEnt searches, the studies that use their results, and other searches.
 
-The trials of a search start from the study's baselines, and the study reuses the runs of the best
-trials.
+A MaxEnt search starts from the study's baselines, and the study reuses the best trials' runs.
 """
 
 from collections.abc import Sequence
@@ -30,9 +29,10 @@ from gram_platform.studies.workplace import (
 
 
 def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
-    """Runs or describes studies, the searches that they need, and then `searches`.
+    """Runs the MaxEnt searches that the studies need, then the studies, then `searches`.
 
-    Returns the exit code. Raises ValueError for bad input before anything trains.
+    A dry run only describes them. Returns the exit code. Raises ValueError for bad input before
+    training starts.
     """
     needed = [search for part in plan.studies if (search := find_search(plan, part))]
     uses_optuna = needed or any(search.studies[0].study.needs_optuna for search in searches)
@@ -48,7 +48,7 @@ def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
     known = (*plan.studies, *(search.with_nodes() for search in left.values()), *others)
     everything = replace(plan, studies=known)
     if not (plan.dry_run or plan.export_nodes):
-        # Errors in a study, and the price of everything, must come before a search.
+        # Errors in a study and the total price must appear before a search starts.
         plan = _prepare(plan, everything)
     plan, ids, code = after_searches(plan)
     codes = [code, drive(plan)] if plan.studies else [code]
@@ -56,7 +56,7 @@ def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
         say(sharing(plan.studies))
     for search in searches:
         (part,) = search.studies
-        # A study may have begun with it.
+        # A study may have run this search.
         if part.search_id not in ids:
             say(f"\n{part.study.title}")
             codes.append(drive(replace(search.on(plan.device), is_approved=plan.is_approved)))
@@ -66,7 +66,7 @@ def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
 
 
 def _prepare(plan: Plan, everything: Plan) -> Plan:
-    """Checks the price of `everything` and packs the corpora. Returns the plan on its device."""
+    """Checks the price of `everything`, packs the corpora, and sets the plan's device and ranks."""
     require_supply(everything.studies)
     store = Store(everything.storage).open_for_writing()
     everything = everything.on(choose_device(everything, store))
@@ -78,10 +78,10 @@ def _prepare(plan: Plan, everything: Plan) -> Plan:
 
 
 def find_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
-    """Returns the search that must run before a study.
+    """Returns the MaxEnt search that must run before a study.
 
-    Returns None if the study trains no MaxEnt, if its preset has no search, or if --maxent is
-    given. Raises the errors of `read_ranges`.
+    Returns None if the study does not train MaxEnt, its preset has no search, or --maxent is given.
+    Raises the errors of `read_ranges`.
     """
     preset = part.preset
     if preset.maxent_search is None or "maxent" in part.sources or METHOD not in part.methods:
@@ -96,11 +96,10 @@ def find_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
 
 
 def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
-    """Runs the searches that studies need before them.
+    """Runs the MaxEnt searches that the studies need.
 
-    Returns (plan with the best trials' parameters, ids of the searches, exit code). The plan lacks
-    studies whose search is not complete. In a dry run, these studies stay, with the preset's
-    parameters.
+    Returns (plan with the best trials' parameters, ids of the searches, exit code). Drops studies
+    whose search is incomplete. A dry run keeps them, with the preset's parameters.
     """
     ready, ids, code = [], set(), DONE
     for part in plan.studies:
@@ -142,7 +141,7 @@ def _require_ray(plan: Plan, needed: SearchPlan) -> None:
 
 
 def predict_all(plan: Plan) -> str:
-    """Predicts the price of the unfinished nodes, without Ray."""
+    """Predicts the price of the unfinished nodes without connecting to Ray."""
     store = Store(plan.storage)
     ended = find_ended(plan, store)
     known = [part.on(plan.device or find_device(part, store, ended)) for part in plan.studies]

@@ -1,4 +1,4 @@
-"""Defines studies, presets and variants, and changes a preset by a file or by `--set`."""
+"""Defines studies, presets and variants, and applies changes from a file or `--set` to a preset."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ from gram_platform.methods.setting import Setup
 from gram_platform.planner.ranks import AUTO, Ranks
 
 OURS, PAPER_FAMILY, AS_RUN_FAMILY = "ours", "paper", "as_run"
-# The origin of a preset's numbers, in a report's words.
+# How a report describes the origin of a preset's numbers.
 FAMILIES = {
     OURS: "a set-up of this platform, not the paper's",
     PAPER_FAMILY: "as the paper's text prints it",
@@ -37,7 +37,7 @@ FAMILIES = {
         "as the authors' published settings have it, where these differ from the paper's text"
     ),
 }
-# What a report says of the flags that name where numbers are from.
+# How a report describes the flags that set the sources of numbers.
 SOURCES = {
     "law": "Learning rates and batches by the law {}.",
     "maxent": "MaxEnt's rate and weight of every profile from the search {}.",
@@ -53,14 +53,14 @@ NOT_REPRODUCED = (
 
 @dataclass(frozen=True)
 class Variant:
-    """One value of the quantity that a study varies in addition to method, size and profile."""
+    """One value of the quantity that a study varies besides method, size and profile."""
 
     # The name in tables; "" in studies that vary nothing else.
     name: str = ""
     changed: Callable[[Setting], Setting] = lambda setting: setting
-    # The study's methods for this variant next to the baseline. () is all.
+    # The methods of this variant besides the baseline. () means all of the study's.
     methods: tuple[str, ...] = ()
-    # The number of auxiliary domains, in order of names. The others are core. 0 is all.
+    # How many labels, in alphabetical order, are auxiliary domains. The rest are core. 0: all.
     num_auxiliary: int = 0
 
     def serves(self, method: str) -> bool:
@@ -78,7 +78,7 @@ def mislabel(recall: float = 1.0, precision: float = 1.0) -> Variant:
 
 @dataclass(frozen=True)
 class MaxEntRanges:
-    """The ranges of a MaxEnt search on logarithmic scales, and its trials for each profile."""
+    """The log-scale ranges of a MaxEnt search, and its number of trials per profile."""
 
     peak_lr: tuple[float, float]
     retain_weight: tuple[float, float]
@@ -89,39 +89,40 @@ class MaxEntRanges:
 
 @dataclass(frozen=True, kw_only=True)
 class Preset(Setup):
-    """A complete set of hyperparameters for one scale of a study."""
+    """A complete set of hyperparameters for a study, such as the demo's or the paper's."""
 
     sizes: dict[str, Size]
     num_seeds: int
     corpus: str
-    # Tokens of all auxiliary domains over core's. The domains share them evenly.
+    # The ratio of auxiliary to core tokens. Auxiliary domains are equally large.
     aux_share: float
-    # The domain of the compared profile. A corpus without it is compared on its first or each.
+    # The domain of the compared profile. If the corpus lacks it: the first domain, or each.
     retain: str = ""
-    # Whether core and core with each domain are compared, or only core.
+    # Compares core, and core with each domain.
     every_single: bool = False
+    # Compares only core.
     core_only: bool = False
     methods: tuple[str, ...] = ()
-    # Sizes whose routed methods accumulate differently.
+    # The accumulation of routed methods at sizes where it differs.
     accumulation_of_size: tuple[tuple[str, str], ...] = ()
     eval_sequences_of_size: tuple[tuple[str, int], ...] = ()
     # The machine that --dry-run plans for.
     machine: str = "cpu"
     # Bytes of text on which a tokenizer is trained.
     sample_bytes: int = 4_000_000
-    # A tokenizer.json. "" is the corpus's, or a tokenizer trained on the corpus.
+    # A tokenizer.json. "" means the corpus's own, or one trained on the corpus.
     tokenizer: str = ""
     # Attention does not cross documents.
     masks_documents: bool = False
     family: str = OURS
     seeds_of_size: tuple[tuple[str, int], ...] = ()
-    # Results need other seeds than the choice of the preset.
+    # Results must not use the seeds on which the preset was chosen.
     first_seed: int = 0
     variants: tuple[Variant, ...] = (Variant(),)
     measurement: Losses = field(default_factory=Losses)
     # Takes compute ratios against the same seed's baseline, not the pooled baselines.
     own_baseline: bool = False
-    # The search for MaxEnt's rate and weight before the study. With None `options` has both.
+    # The search for MaxEnt's rate and weight. If None, `options` has both.
     maxent_search: MaxEntRanges | None = None
 
     def __post_init__(self) -> None:
@@ -145,14 +146,14 @@ class Preset(Setup):
         return max(self.num_eval_sequences, *(n for _, n in self.eval_sequences_of_size), 0)
 
     def seeds(self, size: str, number: int = 0, first: int = -1) -> range:
-        """Returns the seeds of a size. If `number` is 0 or `first` is -1, the preset decides."""
+        """Returns a size's seeds. A `number` of 0 or a `first` of -1 means the preset's value."""
         begin = self.first_seed if first < 0 else first
         return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 
     def select_domains(self, domains: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the domains without the domain that only a finetuning stage trains on.
+        """Removes the domain that is used only for finetuning, if the preset has one.
 
-        Raises ValueError if this domain is missing.
+        Raises ValueError if `domains` lacks it.
         """
         text = self.options.finetuning.text if self.options.finetuning else CORE
         require_choice("options.finetuning.text", text, domains)
@@ -172,7 +173,7 @@ class Preset(Setup):
         return replace(self, sizes=sizes)
 
     def require_ranks(self, sizes: tuple[str, ...], ranks: Ranks) -> None:
-        """Raises ValueError for an unknown size, and for ranks that cannot divide a micro-batch."""
+        """Raises ValueError for unknown sizes, and for ranks that do not divide a micro-batch."""
         for name, _ in ranks.of_size:
             require_choice("num_workers", name, self.sizes)
         for name in sizes:
@@ -182,7 +183,7 @@ class Preset(Setup):
                 raise invalid("num_workers", wanted, allowed)
 
     def with_size(self, name: str, size: Size, tokenizer: str) -> "Preset":
-        """Returns the preset with `size` as its only size, which gets the settings of `name`."""
+        """Replaces all sizes by `size`, which inherits the settings of the size `name`."""
 
         def rename(values: tuple[tuple[str, object], ...]) -> tuple:
             return tuple((size.name, value) for of_size, value in values if of_size == name)
@@ -205,9 +206,9 @@ class Preset(Setup):
         profiles: tuple[Profile, ...],
         document_end: int = -1,
     ) -> Setting:
-        """Returns the setting of a size and seed on a corpus with these domains.
+        """Returns the setting for a size and a seed on a corpus with these domains.
 
-        `document_end` is the token that ends a document, or -1 if attention may cross documents.
+        `document_end` is the end-of-document token, or -1 if attention may cross documents.
         """
         auxiliary = [d for d in domains if d != CORE]
         core_sequences = size.core_tokens // size.seq_len
@@ -232,12 +233,12 @@ class Preset(Setup):
 
 @dataclass(frozen=True)
 class Study(Description):
-    """A study as it is declared in a file, before any flag changes it."""
+    """A study as declared in its Python file, before flags change it."""
 
     presets: Mapping[str, Preset]
     default_preset: str = "demo"
     methods: tuple[str, ...] = ()
-    # The profile in figures of variants, such as "mean". "" is the compared profile.
+    # The profile that figures of variants show, such as "mean". "" is the compared profile.
     profile: str = ""
     # What each figure, table and appendix of the paper shows.
     paper: Mapping[str, str] = field(default_factory=dict)
@@ -264,11 +265,10 @@ AnyStudy = TypeVar("AnyStudy", bound=Study)
 def with_preset(
     study: AnyStudy, named: str, changes: tuple[str, ...]
 ) -> tuple[AnyStudy, str, tuple[str, ...]]:
-    """Returns (study with the changed preset, name of the preset, all changes as for `--set`).
+    """Returns (study with the changed preset, name of the preset, all changes as `--set` values).
 
-    `named` is the value of --preset. It is a preset's name, or a file with changes whose `base` is
-    a preset's name. The file's changes come before `changes`. A ValueError names file, line and
-    field.
+    `named` is the value of --preset: a preset's name, or a file of changes with a preset's name as
+    `base`. `changes` override those of the file. A ValueError names file, line and field.
     """
     presets = study.presets
     parts = list(map(read_assignment, changes))
@@ -287,9 +287,9 @@ def with_preset(
 
 
 def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
-    """Adds the change that makes a finetuning stage count only the loss of responses.
+    """Adds a change that restricts the finetuning loss to responses.
 
-    Raises ValueError for a study without a finetuning stage.
+    Raises ValueError if the study has no finetuning stage.
     """
     if not any(preset.options.finetuning for preset in study.presets.values()):
         allowed = "a study with a finetuning stage, such as finetuning"
@@ -298,7 +298,7 @@ def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def mask_place(place: str) -> str:
-    """Hides the folders in a local path and the secrets in a URL, for public pages."""
+    """Reduces a local path to its last part, and masks secrets in a URL, for public pages."""
     return Path(place).name if place.startswith(os.sep) else mask_secrets(place)
 
 
@@ -307,7 +307,7 @@ def preset_params(preset: str, changes: tuple[str, ...]) -> dict[str, str]:
 
 
 def _apply_changes(preset: Preset, written: Written) -> Preset:
-    """Applies all changes at once. A changed preset does not count as the paper's."""
+    """Applies all changes at once. A changed preset is no longer labelled as the paper's."""
     with written.locate_errors():
         for name in ("variants", "measurement", "family"):
             if name in written.plain:
@@ -322,7 +322,7 @@ def _apply_changes(preset: Preset, written: Written) -> Preset:
 
 
 def _sizes(preset: Preset, plain: Any) -> dict[str, Any]:
-    """Returns the changed sizes. A new size starts from its `base`, and false removes a size."""
+    """Returns the changed sizes. A new size copies its `base`, and false removes a size."""
     if not isinstance(plain, Mapping):
         raise invalid(SIZES, plain, "a table of sizes")
     sizes: dict[str, Any] = dict(preset.sizes)
@@ -352,7 +352,7 @@ def _require_usable(preset: Preset) -> None:
 
 
 def seeds_text(of_size: Mapping[str, int]) -> str:
-    """Returns the most common number of seeds and the exceptions, as in `3 (2B 1, 5B 1)`."""
+    """Formats the most common number of seeds, then exceptions, as in `3 (2B 1, 5B 1)`."""
     counts = list(of_size.values())
     common = max(counts, key=counts.count)
     others = ", ".join(f"{size} {number}" for size, number in of_size.items() if number != common)

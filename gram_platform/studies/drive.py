@@ -27,9 +27,9 @@ from gram_platform.tracking.connection import explain_opening
 
 
 def drive(plan: Plan) -> int:
-    """Executes the nodes that are not done, and writes tables and reports. Returns the exit code.
+    """Executes the missing nodes, and writes tables and reports. Returns the exit code.
 
-    Raises ValueError for bad input before anything trains.
+    A dry run only describes the nodes. Raises ValueError for bad input before training starts.
     """
     if plan.dry_run:
         say(describe(plan))
@@ -67,7 +67,7 @@ def observers_of(plan: Plan, store: Store) -> Observers:
 
 
 def write_again(plan: Plan) -> int:
-    """Writes the report of a search from the storage. Returns the exit code."""
+    """Rewrites a search's report from the storage. Returns the exit code."""
     store = Store(plan.storage).open_for_writing()
     pack_corpora(plan, store)
     say_heads(plan, store)
@@ -78,7 +78,7 @@ def write_again(plan: Plan) -> int:
 def approve_cost(plan: Plan, store: Store) -> None:
     """Prints the predicted price of the missing nodes. Raises ValueError above --confirm-above.
 
-    There is no prompt, because a job has no terminal.
+    Does not prompt, because a Ray job has no terminal.
     """
     if plan.is_approved or not (work := find_left(plan, store)):
         return
@@ -103,7 +103,7 @@ def say_heads(plan: Plan, store: Store) -> None:
 
 
 def export_nodes(plan: Plan) -> int:
-    """Writes the missing nodes to the file of --export-nodes. Returns the exit code."""
+    """Writes the missing nodes to the --export-nodes file. Returns the exit code."""
     (part,), path = plan.studies, local_path("export_nodes", plan.export_nodes)
     nodes = missing_nodes(part.nodes, Store(plan.storage))
     try:
@@ -116,7 +116,7 @@ def export_nodes(plan: Plan) -> int:
 
 
 def sum_up(observers: Observers) -> int:
-    """Prints failures, the number of finished nodes, and a reached limit. Returns the exit code."""
+    """Prints failures, node counts, and the limit if one was reached. Returns the exit code."""
     failures = observers.failures()
     for line in [*failures, f"\n{observers.counts()}"]:
         observers.say(line)
@@ -126,7 +126,7 @@ def sum_up(observers: Observers) -> int:
 
 
 def finish(observers: Observers, code: int) -> int:
-    """Writes the storage's index, and notifies the webhook if anything began. Returns `code`."""
+    """Writes the storage's index. Notifies the webhook if execution began. Returns `code`."""
     uri = observers.plan.tracking_uri
     refresh_site(observers.store, uri, observers.say)
     observers.say(f"{'MLflow':12} {explain_opening(uri)}")
@@ -136,9 +136,9 @@ def finish(observers: Observers, code: int) -> int:
 
 
 def refresh_site(store: Store, tracking_uri: str, say: Callable[[str], None]) -> None:
-    """Writes the storage's index, and the page to which reports link while MLflow is closed.
+    """Writes the storage's index, and a page that explains how to open MLflow.
 
-    Errors are only printed, because the tables are already written.
+    Reports link to this page while MLflow is closed. Errors are only printed.
     """
     try:
         root = open_folder(store.root, writable=True)

@@ -1,4 +1,4 @@
-"""Describes the nodes, compute, memory, disk space, hours and cost of a study before it starts."""
+"""Describes a study's nodes, compute, memory, disk space, hours and cost before it starts."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -46,14 +46,14 @@ RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "
 MEMORY_PARTS = ("weights", "copies", "gathered", "gradients", "optimizer", "activations", "logits")
 MEMORY_HEADER = ("method", "size", "attention", "ranks", "sequences", "passes", *MEMORY_PARTS)
 MEMORY_HEADER += ("peak", "recomputing", "disk")
-# Bytes below which the parts of memory are not listed.
+# Below this many bytes, the parts of memory are not listed.
 LITTLE_MEMORY = GIB // 10
 # The configs of runs by method and size.
 Groups = Mapping[tuple[str, str], Sequence[RunConfig]]
 
 
 def describe(plan: Plan) -> str:
-    """Describes every study, and predicts the time of all. Raises the errors of `with_ranks`."""
+    """Describes each study, and predicts the total time. Raises the errors of `with_ranks`."""
     store = Store(plan.storage)
     ended = find_ended(plan, store)
     devices = [plan.device or find_device(part, store, ended) for part in plan.studies]

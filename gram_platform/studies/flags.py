@@ -1,7 +1,7 @@
 """Declares and parses the flags of studies and searches.
 
-`--help` shows a box for each dataclass. A command has one dataclass of its own, and shares the
-others. Only `make_plan.py` and searches read the values.
+`--help` shows a box for each dataclass. Each command adds its own to the shared ones. Only
+`make_plan.py` and searches read the values.
 """
 
 import functools
@@ -21,17 +21,17 @@ from gram_platform.config import endings
 from gram_platform.config.identity import mask_secrets, one_of
 from gram_platform.planner import MACHINES
 
-# No names of boxes in flags, and no --no- twins.
+# Flags have neither box names as prefixes nor --no- variants.
 FLAG_STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
 def show_as(kind: Any, metavar: str) -> Any:
-    """Returns the type of a flag for which `--help` shows `metavar` but no default."""
+    """Returns a flag type that `--help` shows with `metavar` and without a default."""
     return Annotated[kind, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
 
 
 def choice(*values: str) -> Any:
-    """Returns the type of a flag that takes one of these values. The default "" is not shown."""
+    """Returns the type of a flag that accepts these values. `--help` hides the default ""."""
     return show_as(Literal["", *values], f"{{{','.join(values)}}}")
 
 
@@ -51,14 +51,14 @@ SET_INSTEAD = {
     "--trials": "--lrs and --batches of lr_bs_grid, or --knobs of hyperparams",
 }
 
-# Lets `tyro.cli` suggest values. The shell's completion needs the values that tyro itself checks,
-# so it is written without this registry.
+# Lets `tyro.cli` suggest values in errors. Shell completion needs tyro's own check of values, so
+# it is generated without this registry.
 CHOICES = ConstructorRegistry()
 
 
 @CHOICES.primitive_rule
 def _choice(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """Parses a flag whose type is a Literal of strings. Help and errors do not list ""."""
+    """Parses a flag whose type is a Literal of strings. Help and errors omit ""."""
     if info.type_origin is not Literal:
         return None
     values = get_args(info.type)
@@ -93,22 +93,22 @@ class SubjectFlags:
     """What is trained, on how many seeds, and on which text.
 
     Args:
-        preset: a preset above (`paper` follows the paper's text, `as_run` the authors' settings),
-            or a file with changed fields and the name of a preset as `base` (see Studies in the
-            documents)
+        preset: a preset listed above (`paper` follows the paper's text, `as_run` the authors'
+            settings), or a file with changed fields and a preset's name as `base` (see Studies in
+            the documents)
         changes: fields of the preset to change, such as routing.p_aux_spread=0.1
             'sizes[0.6M].peak_lr=2e-3'
-        sizes: names of sizes (default: all of the preset)
-        seeds: number of seeds of every size (default: the preset's, which may depend on the size)
-        first_seed: the first of the seeds, which are consecutive (default: the preset's)
-        corpus: a corpus above, a folder of .jsonl/.parquet with `text` and `label`, a .json of
-            labelled globs, a .toml recipe, or hf://ORG/NAME?label=FIELD&text=FIELD (see Studies in
-            the documents)
+        sizes: names of sizes (default: all sizes of the preset)
+        seeds: number of seeds per size (default: the preset's, which may depend on the size)
+        first_seed: the first of the consecutive seeds (default: the preset's)
+        corpus: a corpus listed above, a folder of .jsonl/.parquet with `text` and `label`, a .json
+            of labelled globs, a .toml recipe, or hf://ORG/NAME?label=FIELD&text=FIELD (see Studies
+            in the documents)
         core_label: label of core, or several separated by commas (default: core, or the catalog's);
             every other label is an auxiliary domain
         core_tokenizer: train the tokenizer only on core's text, so that exports have no vocabulary
             of removed domains
-        retain: auxiliary domains to compare, each in the profile core + domain
+        retain: auxiliary domains to compare, each in a profile that retains core and this domain
     """
 
     title = "subject"
@@ -129,9 +129,9 @@ class StorageFlags:
     """Where results are stored.
 
     Args:
-        storage: folder or fsspec URL of runs and results (default: $GRAM_STORAGE, or ~/.gram)
+        storage: folder or fsspec URL for runs and results (default: $GRAM_STORAGE, or ~/.gram)
         tracking_uri: MLflow server or database (default: SQLite in the storage)
-        optuna_uri: Optuna's database of searches (default: SQLite in the storage)
+        optuna_uri: Optuna's database for searches (default: SQLite in the storage)
     """
 
     title = "storage"
@@ -143,28 +143,28 @@ class StorageFlags:
 
 @dataclass(frozen=True)
 class DeviceFlags:
-    """On which devices a run trains, and how.
+    """Where runs train, and how.
 
     Args:
         device: where runs train, remembered for each study (default: cuda if Ray has a GPU;
-            required if the preset plans for GPUs and the cluster starts machines on demand)
-        num_workers: ranks of each run: a number, size=number for a single size, a range such as
-            4..8 for as many as fit at each start, or auto for the numbers with which the study ends
-            first (default: auto on GPUs, 1 on CPUs)
-        threads: CPU threads of a rank; runs repeat bit for bit only with the same number
-        max_gpus: GPUs, or CPU slots on CPUs, to use at once (default: all that the cluster has or
+            required if the preset is for GPUs and the cluster starts machines on demand)
+        num_workers: ranks per run: a number, size=number for a single size, a range such as 4..8 to
+            use as many as fit at each start, or auto for the numbers that finish the study soonest
+            (default: auto on GPUs, 1 on CPUs)
+        threads: CPU threads per rank; only the same number reproduces a run bit for bit
+        max_gpus: the most GPUs, or CPU slots, to use at once (default: all that the cluster has or
             can start)
-        gpus_per_run: share of a GPU for a run of one rank, and for an evaluation; at 0.125 eight
-            small runs share one
-        gpus_per_machine: GPUs of each machine that an autoscaler starts; a run with at most this
-            many ranks stays on one machine
-        activation_checkpointing: recompute every block in the backward pass, which takes less
-            memory and a third more time
+        gpus_per_run: share of a GPU for a single-rank run or an evaluation; at 0.125, eight small
+            runs share a GPU
+        gpus_per_machine: GPUs per machine that an autoscaler starts; a run with at most this many
+            ranks stays on one machine
+        activation_checkpointing: recompute blocks in the backward pass: less memory, a third more
+            time
         compile: compile blocks and loss with torch.compile if possible (default: on GPUs, for runs
             of at least 50M parameters and five minutes)
         no_compile: compile nothing
-        deterministic: on GPUs, refuse algorithms whose sums have no fixed order; slower, but
-            repeats byte for byte on the same kind of GPU
+        deterministic: on GPUs, use only deterministic algorithms; slower, but results are
+            identical on the same kind of GPU
     """
 
     title = "device"
@@ -187,13 +187,13 @@ class CostFlags:
 
     Args:
         dry_run: print what would run, what it costs and what is done; start nothing
-        hardware: GPUs to plan for, such as 8xH100, which decide the predicted time and the ranks of
-            runs (default: the available GPUs)
-        machine: the kind of GPU, for hours, memory and prices (default: the preset's; cpu with
-            --device cpu)
-        max_hours: start no run or trial after this many hours of GPUs or CPU slots, summed over all
+        hardware: GPUs to plan for, such as 8xH100; they determine the predicted time and the ranks
+            of runs (default: the available GPUs)
+        machine: the kind of GPU assumed for hours, memory and prices (default: the preset's; cpu
+            with --device cpu)
+        max_hours: start no run or trial after this many GPU or CPU-slot hours in total over all
             submissions (default: no limit)
-        max_cost: the same in dollars, at the price of --machine (default: no limit)
+        max_cost: the same limit in dollars, at the price of --machine (default: no limit)
         confirm_above: predicted dollars above which a submission needs --yes or --max-cost
         yes: start at any predicted cost; jobs that restart unattended need it too
     """
@@ -216,13 +216,13 @@ class ExecutionFlags:
     Args:
         checkpoint_every: seconds between checkpoints; auto: 30, or more if writing takes more than
             two percent of the time
-        stall_timeout: seconds without a training step after which a run of one rank is restarted;
-            for an evaluation, its total seconds
+        stall_timeout: seconds without a training step after which a single-rank run is restarted;
+            for an evaluation, seconds in total
         collective_timeout: seconds that ranks wait for one another before they restart from the
             last checkpoint
-        retry_failed: train runs with a non-finite loss again
-        notify: a webhook, such as Slack's, that gets a message at the end (see On a cluster in the
-            documents)
+        retry_failed: retrain runs whose loss became non-finite
+        notify: a webhook, such as Slack's, that receives a message at the end (see On a cluster in
+            the documents)
         verbose: print the workers' output, which `ray job logs` also shows
     """
 
@@ -241,27 +241,26 @@ class StudyFlags:
     """Flags that only studies have.
 
     Args:
-        methods: methods above (default: the preset's, otherwise the study's); the baseline is
-            always added
-        through: train one size after another up to this size, and print predicted and spent hours
-            after each size
-        law: law of learning rates and batches: paper, demo or a law.json of lr_bs_grid (default:
-            each size's own)
-        trust_law: use --law even if its fit was rejected or is extrapolated more than ten times
+        methods: methods listed above (default: the preset's, otherwise the study's); the baseline
+            is always added
+        through: train sizes one by one up to this one; print predicted and spent hours after each
+        law: scaling law for learning rates and batches: paper, demo or a law.json of lr_bs_grid
+            (default: each size's own values)
+        trust_law: use --law even if its fit was rejected or is extrapolated more than tenfold
         start: id of an imported model (gram import) to start from; the model sets shape and
             tokenizer, and the single size in --sizes sets batch, data, rate and module width
-        maxent: id of a maxent_search, whose best trials set MaxEnt's rate and weight for every
-            profile (default: the preset's, or a search that runs first)
+        maxent: id of a maxent_search whose best trials set MaxEnt's rate and weight for each
+            profile (default: the preset's values, or a search that runs first)
         attack_steps: the most steps of every attack (default: the preset's)
-        instructions: file of lines with `prompt` and `response`, in addition to a local corpus; the
-            study finetuning then counts only the loss of responses
-        recall: the share of a domain's training text with its label; the rest has the label core
-        precision: the share of the text with a domain's label that belongs to the domain; the rest
-            is adjacent text
-        adjacent: labels of the corpus whose text carries a domain's label by mistake (default: all
+        instructions: file of lines with `prompt` and `response` to add to a local corpus; the study
+            finetuning then computes the loss only on responses
+        recall: share of a domain's training text that carries its label; the rest is labelled core
+        precision: share of the text labelled as a domain that belongs to it; the rest is adjacent
+            text
+        adjacent: labels of the corpus whose text is labelled as a domain by mistake (default: all
             of core)
-        texts: file of lines with `text` and `label` (a domain), used instead of validation text:
-            sentences for token_localization, or prompts for samples
+        texts: file of lines with `text` and `label` (a domain) instead of validation text:
+            sentences for token_localization, prompts for samples
         in_process: run the nodes in this process without Ray, for example in a debugger
         export_nodes: write the missing nodes to this file, for a machine without Ray, and start
             nothing (see On a cluster in the documents)
@@ -287,7 +286,7 @@ class StudyFlags:
 
 @dataclass(frozen=True)
 class MemberFlags:
-    """Which studies and searches are run.
+    """Which studies and searches run.
 
     Args:
         studies: names of studies (default: all), or none
@@ -302,9 +301,9 @@ class MemberFlags:
 
 @dataclass(frozen=True)
 class Flags:
-    """The flags of a command. Only `own` differs between commands.
+    """A command's flags. Only the type of `own` differs between commands.
 
-    Spaces or commas separate the values of a list.
+    Spaces or commas separate list values.
     """
 
     own: Any = StudyFlags()
@@ -321,7 +320,7 @@ def parse_flags(
     arguments: list[str] | None = None,
     prog: str | None = None,
 ) -> Flags:
-    """Parses the command line of `prog`. The process ends on `--help` and on unknown flags."""
+    """Parses the command line of `prog`. Exits on `--help` and on unknown flags."""
     description = "\n\n".join(map(_fold, description.split("\n\n")))
     subject, its_own, storage, device, cost, execution = parse(
         boxes_of(own),
@@ -363,7 +362,7 @@ def _flag_names(form: Any) -> set[str]:
 
 
 def boxes_of(own: type, values: Mapping[str, Iterable[str]] | None = None) -> Any:
-    """Returns the flag classes of a command as one type for tyro.
+    """Combines a command's flag classes into one type for tyro.
 
     `values` maps flags to their known values, for shell completion.
     """
@@ -373,7 +372,7 @@ def boxes_of(own: type, values: Mapping[str, Iterable[str]] | None = None) -> An
 
 
 def _with_values(box: type, values: Mapping[str, Iterable[str]]) -> type:
-    """Returns a copy of a flag class whose flags in `values` accept only the known values."""
+    """Returns a subclass of `box` whose flags accept only the given `values`."""
     declared = []
     for name, default in ((field.name, field.default) for field in fields(box)):
         if name in values:
@@ -383,7 +382,7 @@ def _with_values(box: type, values: Mapping[str, Iterable[str]]) -> type:
 
 
 def _fold(paragraph: str) -> str:
-    """Wraps a paragraph at the terminal's width. The indent keeps tyro from joining the lines."""
+    """Wraps a paragraph to the terminal's width. The indent keeps tyro from joining the lines."""
     width = shutil.get_terminal_size().columns - 1
     return textwrap.fill(paragraph, width, subsequent_indent="    ", break_on_hyphens=False)
 

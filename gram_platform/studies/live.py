@@ -1,6 +1,6 @@
-"""Shows a study's progress in the terminal, in Ray's metrics, in MLflow and to a webhook.
+"""Reports a study's progress to the terminal, Ray's metrics, MLflow and a webhook.
 
-A terminal gets a bar and tables. A log gets lines.
+A terminal shows a progress bar and tables. A log has plain lines.
 """
 
 import contextlib
@@ -40,22 +40,22 @@ from gram_platform.tracking import Tracker, TrackingUnavailable
 
 # Seconds between two lines of a log, and between two changes of the bar.
 LINES_EVERY_S, BAR_EVERY_S = 15.0, 1.0
-# The last nodes of a kind and size whose durations predict the next one's.
+# How many ended nodes of a kind and size predict the next one's duration.
 NUM_TIMED = 20
 # Seconds between two transfers of running nodes' curves to MLflow.
 LIVE_EVERY_S = 20.0
-# Seconds that the end of a submission waits for a webhook.
+# Seconds to wait for a webhook at the end of a submission.
 TIMEOUT_S = 10.0
-# The event by the submission's exit code.
+# The webhook's event by exit code.
 EVENTS = {DONE: "done", FAILED: "failed", TIME_IS_UP: "limit reached"}
-# The width of a terminal, in letters, that shows both ends of intervals.
+# The width in characters from which a terminal shows both ends of intervals.
 WIDE = 110
-# Running runs with their heartbeats.
+# Running nodes with their heartbeats.
 Running = Sequence[tuple[Node, Mapping]]
 
 
 class LiveView:
-    """Shows in the terminal which nodes or trials are done, what runs, and the time left."""
+    """Shows finished and running nodes or trials, and the remaining time, in the terminal."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class LiveView:
         self.hours = one_rank_hours(nodes, machine)
         # The seconds of the nodes that ended last, by kind and size.
         self._took: dict[tuple, deque[float]] = defaultdict(partial(deque, maxlen=NUM_TIMED))
-        # The time at which the first node to end began, since workers take long to start.
+        # When the first ended node began. Excludes the slow start of workers.
         self._began_s: float | None = None
         self._done_before: frozenset[str] = frozenset()
         # The monotonic time before which no progress is shown.
@@ -92,7 +92,7 @@ class LiveView:
         self.bar = self.bars.add_task("", total=None, left="")
 
     def start(self, nodes: Sequence[Node], progress: Progress) -> None:
-        """Begins to show `progress`. `nodes` have the same names as in the storage."""
+        """Starts showing `progress`. `nodes` must be named as in the storage."""
         self.nodes, self.progress = {node.id: node for node in nodes}, progress
         self._done_before = frozenset(progress.done)
         self.bars.start()
@@ -160,10 +160,9 @@ class LiveView:
             self.say(" | ".join(filter(None, [text, left])))
 
     def _seconds(self) -> dict[str, float]:
-        """Estimates the seconds of each node that has not failed and is not blocked.
+        """Estimates the duration of each node that is neither failed nor blocked.
 
-        The estimate is the median of ended nodes of the same kind and size. Without such nodes it
-        is the planner's.
+        Uses the median of ended nodes of the same kind and size, otherwise the planner's estimate.
         """
         typical = {kind: median(took) for kind, took in self._took.items()}
         unreachable = {*self.progress.failed, *self.progress.blocked}
@@ -213,9 +212,9 @@ def _share(beat: Mapping) -> float:
 
 
 def progress_gauges(study: str) -> Callable[[Mapping[str, int], Running], None]:
-    """Returns a function that updates a study's gauges for node states, speed and losses.
+    """Returns a function that updates a study's Ray gauges for node states, speed and losses.
 
-    Ray exports them with the prefix `ray_`, and `dashboards/grafana.json` draws them.
+    Ray exports the gauges with the prefix `ray_`, and `dashboards/grafana.json` plots them.
     """
     of_nodes = Gauge("gram_nodes", "Runs and evaluations of a study, by state", ("study", "state"))
     of_rate = Gauge(
@@ -239,7 +238,7 @@ def progress_gauges(study: str) -> Callable[[Mapping[str, int], Running], None]:
 
 
 def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | None) -> None:
-    """Prints the text. If `brief` is given, a terminal shows `brief(is_wide)` instead."""
+    """Prints `text`, or `brief(is_wide)` if `brief` is given and the console is a terminal."""
     if brief is None or not console.is_terminal:
         console.print(Text(printable(text)), soft_wrap=True)
         return
@@ -257,9 +256,9 @@ def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | N
 
 
 class Mirror:
-    """Sends nodes to MLflow when they end, and running nodes regularly.
+    """Sends nodes to MLflow when they end, and at regular intervals while they run.
 
-    Warns once if MLflow does not answer.
+    Warns once when MLflow becomes unreachable.
     """
 
     def __init__(self, tracker: Tracker, store: Store, say: Callable[[str], None]):
@@ -283,7 +282,7 @@ class Mirror:
             thread.start()
 
     def stop(self, kind: type[BaseException] | None) -> None:
-        """Marks the running runs as killed in MLflow if the driver was asked to stop."""
+        """Marks the running runs as killed in MLflow if a signal stopped the driver."""
         # Ctrl-C raises the first, SIGTERM of `ray job stop` the second.
         if kind and issubclass(kind, KeyboardInterrupt | SystemExit):
             running = list(self._running.values())
@@ -306,12 +305,12 @@ class Mirror:
         self._running = {node.id: node for node in running}
 
     def finish(self, ids: Iterable[str]) -> None:
-        """Sends those of the nodes with these ids that are not in MLflow yet."""
+        """Waits for pending transfers, then sends the nodes in `ids` that MLflow still lacks."""
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
             thread.join()
-        # Waiting slows no training now, and the server may answer again.
+        # Waiting no longer slows training, and the server may be back.
         self.tracker.ask_again()
         with self._reporting():
             self.tracker.sync(self.store, ids)
@@ -348,8 +347,8 @@ def message_of(
 ) -> dict[str, object]:
     """Returns the message for a webhook, without secrets.
 
-    `code` is the exit code. `what` has the counts of nodes and trials, or the error. Of the
-    storage's path, the message has only the last folder.
+    `code` is the exit code. `what` has the counts of nodes and trials, or the error. The message
+    contains only the last folder of the storage's path.
     """
     storage, event = mask_secrets(storage).rstrip("/").rpartition("/")[2], EVENTS[code]
     what = one_line("; ".join(what.splitlines()))
@@ -369,9 +368,9 @@ def message_of(
 
 
 def post(url: str, message: Mapping[str, object]) -> str:
-    """Posts a message as JSON within TIMEOUT_S. Returns the reason for a failure, or ""."""
+    """Posts a message as JSON within TIMEOUT_S. Returns "", or the reason for the failure."""
     reasons = [f"no answer within {TIMEOUT_S:g} s"]
-    # No redirect is followed: it would send a GET, without the message, to a host nobody named.
+    # Redirects are not followed: they would send a GET without the message to an unknown host.
     opener = request.OpenerDirector()
     for handler in (
         request.ProxyHandler,
@@ -389,10 +388,10 @@ def post(url: str, message: Mapping[str, object]) -> str:
             with opener.open(request.Request(url, body, head), timeout=2 * TIMEOUT_S):
                 reasons.append("")
         except Exception as error:
-            # A message must not cost results.
+            # A failed message must not cost results.
             reasons.append(one_line(printable(str(error))) or type(error).__name__)
 
-    # Looking up a host, or an answer letter by letter, has no time-out.
+    # A DNS lookup, or an answer that arrives byte by byte, has no time-out.
     sender = threading.Thread(target=send, daemon=True)
     sender.start()
     sender.join(TIMEOUT_S)

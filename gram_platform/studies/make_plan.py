@@ -1,6 +1,6 @@
-"""Reads the flags of a command, and plans its submission.
+"""Turns a command's flags into the plan of a submission.
 
-Imports only modules that load fast, so that errors in flags appear quickly.
+Imports only modules that load fast, so that flag errors appear quickly.
 """
 
 import math
@@ -51,10 +51,10 @@ BEHIND_HOST = re.compile(r"(?<![:/])[/?#].*", re.DOTALL)
 
 
 def make_plan(study: Study, flags: Flags) -> Plan:
-    """Plans a study's submission with all its nodes. Raises a ValueError that names the flag."""
+    """Returns the plan of a study with all its nodes. A ValueError names the invalid flag."""
     own = flags.own
     assert isinstance(own, StudyFlags)
-    # A misspelt name needs no MLflow.
+    # A misspelt name must not wait for MLflow's import.
     _require_methods(given := split_list(own.methods))
     changes, instructions = flags.subject.changes, ""
     if own.instructions:
@@ -131,7 +131,7 @@ def _require_consistent(own: StudyFlags, part: StudyPlan) -> None:
         part.preset.by_law(load_law(own.law)).require_ranks(sizes, ranks)
 
 
-# Flags without an effect in this process, and flags without an effect on CPUs.
+# Flags without an effect in this process, and on CPUs.
 OF_RAY = ("max_gpus", "gpus_per_machine", "stall_timeout", "collective_timeout", "verbose")
 OF_GPUS = ("gpus_per_run", "gpus_per_machine", "no_compile", "deterministic")
 
@@ -172,7 +172,7 @@ def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
 
 
 def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPlan:
-    """Returns a study or search, without nodes, from the flags that studies and searches share."""
+    """Reads the flags shared by studies and searches into a plan that has no nodes yet."""
     given, device, cost = flags.subject, flags.device, flags.cost
     study, name, changes = with_preset(study, given.preset or study.default_preset, changes)
     preset = study.presets[name]
@@ -210,7 +210,7 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
 
 
 def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
-    """Plans the submission of `studies` from the flags for storage, device, cost and execution."""
+    """Plans a submission of `studies` with the storage, device, cost and execution flags."""
     first, device, cost, execution = studies[0], flags.device, flags.cost, flags.execution
     require_fields("", cost, 0, "max_hours", "max_cost", "confirm_above")
     require_fields("", device, 0, "max_gpus")
@@ -260,10 +260,9 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
 
 
 def _read_compile(device: DeviceFlags) -> bool | None:
-    """Returns whether runs are compiled. None means only runs that end earlier when compiled.
+    """Returns True to compile runs, False to compile none, None to compile those that gain time.
 
-    The order of sums in compiled code is chosen by timing, so --deterministic turns None into
-    False.
+    The default is None, or False with --deterministic: torch.compile orders sums by timing.
     """
     if device.compile and device.no_compile:
         raise invalid("no_compile", True, "no value with --compile")
@@ -275,7 +274,7 @@ def _read_compile(device: DeviceFlags) -> bool | None:
 def _checkpoint_interval(given: str) -> tuple[float, float]:
     """Returns (seconds between checkpoints, largest share of time spent on writing them).
 
-    A share of 0 sets no limit.
+    A share of 0 means no limit.
     """
     if given == AUTO_INTERVAL:
         return 30.0, 0.02
@@ -289,7 +288,7 @@ def _checkpoint_interval(given: str) -> tuple[float, float]:
 
 
 def tracking_place(uri: str, storage: str) -> str:
-    """Returns MLflow's URI with an absolute path. The default is SQLite in the storage."""
+    """Returns MLflow's URI, by default SQLite in the storage. Makes SQLite paths absolute."""
     from gram_platform.tracking import default_tracking_uri
     from gram_platform.tracking.connection import require_tracking_uri
     from gram_platform.tracking.database import with_absolute_path
@@ -303,7 +302,7 @@ def tracking_place(uri: str, storage: str) -> str:
 
 
 def corpus_place(corpus: str, preset: Preset) -> str:
-    """Returns a corpus's name, or its absolute path if it looks like a path or exists."""
+    """Returns a corpus name, or an absolute path if `corpus` exists or looks like a path."""
     if not corpus and preset.corpus in catalog_names():
         return preset.corpus
     corpus = corpus or preset.corpus
@@ -312,7 +311,7 @@ def corpus_place(corpus: str, preset: Preset) -> str:
 
 
 def read_hardware(text: str) -> tuple[int, str]:
-    """Reads a number and a kind of machine, such as 8xH100. Returns (0, "") for ""."""
+    """Parses --hardware, such as 8xH100, into (number, machine). Returns (0, "") for ""."""
     if not text:
         return 0, ""
     number, _, kind = text.lower().partition("x")
@@ -323,7 +322,7 @@ def read_hardware(text: str) -> tuple[int, str]:
 
 
 def read_ranks(texts: tuple[str, ...]) -> Ranks:
-    """Reads --num-workers. By default runs on GPUs have AUTO ranks, and runs on CPUs one rank."""
+    """Parses --num-workers. The default is AUTO ranks on GPUs, and one rank on CPUs."""
     ends_of: dict[str, tuple[int, int]] = {}
     for text in split_list(texts):
         size, _, value = text.rpartition("=")
@@ -344,7 +343,7 @@ def read_ranks(texts: tuple[str, ...]) -> Ranks:
 
 
 def require_webhook(url: str) -> None:
-    """Raises ValueError unless the URL is empty or valid. The error hides what follows the host."""
+    """Raises ValueError unless `url` is empty or valid. The error hides the part after the host."""
     try:
         parts = urlsplit(url)
         is_address = (

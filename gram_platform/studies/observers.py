@@ -1,4 +1,4 @@
-"""Shows the progress of a submission, counts its machine hours, and writes its tables."""
+"""Shows a submission's progress, counts its machine hours, and writes its tables."""
 
 import time
 from collections import Counter
@@ -24,7 +24,7 @@ from gram_platform.tracking import Tracker, TrackingUnavailable
 
 
 class Observers:
-    """Shows a submission in the terminal and in MLflow, and tells the webhook how it ended."""
+    """Reports a submission to the terminal and MLflow, and notifies the webhook of its end."""
 
     # None until a submission that executes something has begun.
     provenance: Provenance | None = None
@@ -39,7 +39,7 @@ class Observers:
         self.say, self.tracker = self.terminal.say, Tracker(plan.tracking_uri)
         self.mirror = Mirror(self.tracker, store, self.say)
         self.mirror.prepare()
-        # The ids that MLflow shall have.
+        # The ids of nodes that MLflow must have at the end.
         self.ids = {node.id for node in nodes}
         # The number of published claims of each verdict.
         self.verdicts: Counter[str] = Counter()
@@ -72,15 +72,15 @@ class Observers:
         self.mirror.see(event)
 
     def source(self) -> Iterable[Sequence[Node]]:
-        """Returns groups of nodes, which are executed one group after another."""
+        """Returns groups of nodes to execute one after another."""
         return [self.nodes]
 
     def limit_reached(self) -> str:
-        """Describes the limit that the machine hours have reached, or returns ""."""
+        """Returns a text about the limit that the machine hours have reached, or ""."""
         raise NotImplementedError
 
     def run_trials(self, at: Workplace) -> None:
-        """Executes the trials of a search."""
+        """Executes the trials of a search. A study has none."""
 
     def write_tables(self) -> int:
         """Writes, logs and prints all tables and reports. Returns the exit code."""
@@ -91,9 +91,9 @@ class Observers:
         self.mirror.finish(self.ids)
 
     def submissions(self, folder: Folder, file: str, node_hours: float) -> tuple[Mapping, ...]:
-        """Returns the submissions in `file`, and this submission if it executes something.
+        """Returns the submissions in `file`, plus this submission if it executes anything.
 
-        `node_hours` are the machine hours of the nodes that this submission has executed.
+        `node_hours` is the machine hours of the nodes that this submission executed.
         """
         rows = folder.read_spare(file, Submissions).get("submissions", ())
         if self.provenance is None:
@@ -128,7 +128,7 @@ class Observers:
         text: str,
         brief: Callable[[bool], Brief] | None,
     ) -> None:
-        """Writes a study's files, logs them to MLflow if it answers, and prints results and links.
+        """Writes a study's files, logs them to MLflow if reachable, and prints results and links.
 
         `text` and `brief` are as in `show_results`.
         """
@@ -156,7 +156,7 @@ class Observers:
 
 
 class StudyObservers(Observers):
-    """Observes studies, counts their machine hours, and writes a table when a size is complete."""
+    """Observes studies, counts machine hours, and writes tables whenever a size is complete."""
 
     def __init__(self, plan: Plan, store: Store):
         super().__init__(plan, store, plan.nodes)
@@ -194,7 +194,7 @@ class StudyObservers(Observers):
         return self.plan.budget.name_reached_limit(sum(self.hours.values()))
 
     def source(self) -> Iterator[Sequence[Node]]:
-        """Yields all nodes at once, or with --through one size after another until a node fails."""
+        """Yields all nodes at once, or with --through size by size until a failure or a limit."""
         if not self.plan.through:
             yield from super().source()
             return
@@ -211,7 +211,7 @@ class StudyObservers(Observers):
                 return
 
     def _write_full_tables(self, done: str) -> None:
-        """Writes the tables of studies in which the node `done` was the last of a size."""
+        """Writes the tables of each study in which the node `done` completes a size."""
         for ids in self.unwritten.values():
             ids.discard(done)
         full = [key for key, ids in self.unwritten.items() if not ids]
@@ -226,7 +226,7 @@ class StudyObservers(Observers):
                 self.say(f"no table so far: {type(error).__name__}: {error}")
 
     def _write_so_far(self, record: StudyRecord) -> None:
-        """Writes table and report from the storage, because MLflow may lack new results."""
+        """Writes an interim table and report. Reads the storage, as MLflow may lack new results."""
         measurement = MEASUREMENTS[record.measurement]
         results = measurement.read(record, self.store)
         if results is not None:
@@ -256,7 +256,7 @@ class StudyObservers(Observers):
         return code
 
     def trace(self, record: StudyRecord) -> StudyRecord:
-        """Returns the record with all submissions, and with the hours of this submission so far."""
+        """Returns the record with all submissions, including this one's machine hours so far."""
         done = (self.progress.done - self.done_before) & record.ids
         hours = sum(machine_hours(self.store, node) for node in self.nodes if node.id in done)
         rows = self.submissions(self.store.study_dir(record.name), STUDY_FILE, hours)

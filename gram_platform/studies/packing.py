@@ -1,4 +1,4 @@
-"""Packs the corpora that a storage lacks, and compares their text with what runs need."""
+"""Packs missing corpora, and checks that corpora have enough text for the runs."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,9 +22,10 @@ from gram_platform.studies.plan import Plan, StudyPlan
 
 
 def pack_corpora(plan: Plan, store: Store) -> None:
-    """Packs the missing corpora in tasks of Ray, or in this process with --in-process.
+    """Packs the missing corpora in Ray tasks, or in this process with --in-process.
 
-    Raises ValueError if a run fits on no number of ranks, or a domain has too little packed text.
+    Raises ValueError if a run does not fit on any number of ranks, or if a domain has too little
+    packed text.
     """
     for part in plan.studies:
         for run in (node for node in part.nodes if node.is_run):
@@ -43,13 +44,13 @@ def pack_corpora(plan: Plan, store: Store) -> None:
 
 
 def ray_workers(anywhere: bool = False, is_verbose: bool = False) -> Workers:
-    """Returns packing workers that join or start Ray if there are two or more tasks."""
+    """Returns packing workers, which connect to or start Ray if there are several tasks."""
     return part_workers(partial(connect, is_verbose), anywhere)
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """A domain with too little text in a split. Amounts are in tokens, for the first of `sizes`."""
+    """A domain with too little text in a split. Amounts are tokens for the first of `sizes`."""
 
     domain: str
     split: str
@@ -58,7 +59,7 @@ class Shortage:
     needed: int
     # The sizes that need more, in order.
     sizes: dict[str, None]
-    # False if it depends on the number of bytes in a token.
+    # False if it depends on how many bytes a token has.
     is_certain: bool
 
     @property
@@ -71,7 +72,7 @@ class Shortage:
 
 
 def count_needed(nodes: Iterable[Node], data_id: str) -> dict[str, int]:
-    """Returns for each domain the most training sequences that any run on this data needs."""
+    """Returns the most training sequences that any run on this data needs, by domain."""
     needed: dict[str, int] = defaultdict(int)
     for run in runs_on(nodes, data_id):
         for part in (part for budget in run.config.data.domains for part in budget.pool):
@@ -84,7 +85,7 @@ def runs_on(nodes: Iterable[Node], data_id: str) -> list[Node]:
 
 
 def shortages(part: StudyPlan) -> list[Shortage]:
-    """Finds domains with too little text in a split. Certain shortages come first."""
+    """Lists the domains and splits with too little text. Certain shortages come first."""
     short: dict[tuple[str, str, bool], Shortage] = {}
     for size, recipe in ((s, recipe) for s, recipes in part.recipes.items() for recipe in recipes):
         wanted = {
@@ -103,7 +104,7 @@ def shortages(part: StudyPlan) -> list[Shortage]:
 
 
 def require_supply(studies: Iterable[StudyPlan]) -> None:
-    """Raises ValueError before packing if a domain has too little text for any tokenizer."""
+    """Raises ValueError if a domain has too little text, whichever tokenizer packs it."""
     for part in studies:
         short = shortages(part)
         if certain := [shortage.text for shortage in short if shortage.is_certain]:
@@ -128,7 +129,7 @@ def require_enough_data(part: StudyPlan, corpus: PackedCorpus) -> None:
 
 
 def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
-    """Raises ValueError if runs mask documents by another end-of-text token than the corpus has."""
+    """Raises ValueError if runs mask documents with a wrong end-of-text token."""
     named = {run.config.model.document_end for run in runs_on(nodes, corpus.data_id)} - {-1}
     end = end_of_text_id(load_tokenizer(corpus.tokenizer_path)) if named else -1
     for wrong in named - {end}:
@@ -137,7 +138,7 @@ def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
 
 
 def supply_lines(part: StudyPlan) -> Iterator[str]:
-    """Yields a dry run's lines about labels, text to fetch, lost characters and shortages."""
+    """Yields a dry run's lines on labels, profiles, text to fetch, lost text and shortages."""
     largest = part.choice.sizes[-1]
     nodes = [node for node in part.nodes if node.size == largest]
     for recipe in part.recipes[largest]:
@@ -159,9 +160,9 @@ def supply_lines(part: StudyPlan) -> Iterator[str]:
 def text_lines(
     recipe: CorpusRecipe, used: Mapping[str, int] | None = None, size: str = ""
 ) -> list[str]:
-    """Returns a table with the labels, documents and training tokens of each domain of a corpus.
+    """Returns the lines of a table of each domain's labels, documents and training tokens.
 
-    `used` has the number of sequences of each domain that runs of `size` train on.
+    `used` maps domains to the number of sequences that runs of `size` train on.
     """
     rows = [
         ("domain", "labels", "documents", "tokens, about", *([f"used by {size}"] if size else []))

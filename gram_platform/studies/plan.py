@@ -1,4 +1,4 @@
-"""Defines the plan of a submission, and predicts its price."""
+"""Defines a submission's plan, and predicts its price."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class Choice:
-    """Which runs of a preset are trained, and on which text. Fields have the names of flags."""
+    """Selects the runs of a preset and their text. Fields are named after flags."""
 
     sizes: tuple[str, ...]
     seeds: int
@@ -37,7 +37,7 @@ class Choice:
     corpus: str
     core_label: str
     core_tokenizer: bool
-    # Where fetched text is kept.
+    # Where results and fetched text are kept.
     storage: str
     instructions: str = ""
     adjacent: tuple[str, ...] = ()
@@ -45,20 +45,20 @@ class Choice:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A study or a search on a corpus.
+    """The plan of a study or a search on a corpus.
 
-    `entries` has a node once for each method that uses it, and `nodes` has each node once. A search
-    has only the nodes that are known before its trials.
+    `entries` repeats a node for each method that uses it. `nodes` has each node once. A search has
+    only the nodes that are known before its trials.
     """
 
     study: Study
     preset_name: str
     # Changes of the preset, as `--set` takes them.
     changes: tuple[str, ...]
-    # With `changes`, and with the values of `sources`.
+    # With `changes` and the values from `sources` applied.
     preset: Preset
     choice: Choice
-    # With the machine whose hours are predicted.
+    # Includes the machine whose hours are predicted.
     ranks: Ranks
     methods: tuple[str, ...] = ()
     # Sources of numbers and texts by flag: law, maxent, start, texts.
@@ -85,7 +85,7 @@ class StudyPlan:
 
     @property
     def open_sizes(self) -> tuple[str, ...]:
-        """The sizes whose number of ranks the planner chooses. A search has none."""
+        """The sizes for which the planner chooses the number of ranks. Empty for a search."""
         number_of = self.ranks.number_of
         return (
             () if self.has_trials else tuple(s for s in self.choice.sizes if number_of(s) == AUTO)
@@ -124,11 +124,11 @@ class StudyPlan:
         return store.study_dir(self.name)
 
     def share_left(self) -> float:
-        """Returns the share of the missing nodes that will be executed."""
+        """Returns the share of missing nodes to execute, which is 1.0 except in Optuna searches."""
         return 1.0
 
     def on(self, device: str) -> Self:
-        """Returns the study on a device. For `cpu`, CPU hours are predicted."""
+        """Returns the plan for a device. For `cpu`, it predicts CPU hours."""
         if device != CPU:
             return self
         return replace(self, ranks=replace(self.ranks, machine=MACHINES[CPU]))
@@ -139,7 +139,7 @@ class StudyPlan:
 
     @cached_property
     def costs(self) -> tuple[dict, ...]:
-        """The cost of every method at every size. Variants of equal cost share a row."""
+        """A row with the cost of each method at each size. Variants of equal cost share a row."""
         # All seeds cost the same.
         settings = {(setting.size.name, setting.variant): setting for setting in self.settings}
         # Variants by size and cost.
@@ -158,11 +158,11 @@ class StudyPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A submission of studies or of a search, with its storage, its resources and its limits."""
+    """A submission of studies or a search, with its storage, resources and limits."""
 
     studies: tuple[StudyPlan, ...]
     tracking_uri: str
-    # `execution_of` adds what the device decides.
+    # `execution_of` adds settings that depend on the device.
     execution: Execution
     resources: Resources
     budget: Budget
@@ -177,7 +177,7 @@ class Plan:
     dry_run: bool = False
     # One size after another.
     through: bool = False
-    # The price was approved, with that of other plans.
+    # The price was approved together with that of other plans.
     is_approved: bool = False
     # The file for the missing nodes. With "" they are executed.
     export_nodes: str = ""
@@ -188,9 +188,9 @@ class Plan:
     max_concurrent: int = 0
     # Writes the report of a search again, and starts no trial.
     report_only: bool = False
-    # Whether torch.compile compiles runs. None means runs for which it pays on GPUs.
+    # Whether torch.compile compiles runs. None means GPU runs that gain time.
     compiled: bool | None = None
-    # The GPUs or CPU slots of --hardware. 0 is those that are there.
+    # The GPUs or CPU slots of --hardware. 0 means the available ones.
     num_slots: int = 0
 
     @property
@@ -206,14 +206,14 @@ class Plan:
         return unique(node for part in self.studies for node in part.entries)
 
     def on(self, device: str) -> "Plan":
-        """Returns the plan on a device. For `cpu`, CPU hours and prices are predicted."""
+        """Returns the plan for a device. For `cpu`, it predicts CPU hours and prices."""
         studies, budget = tuple(part.on(device) for part in self.studies), self.budget
         if device == CPU:
             budget = replace(budget, dollars_per_hour=MACHINES[CPU].dollars_per_hour)
         return replace(self, device=device, budget=budget, studies=studies)
 
     def works(self) -> Iterable[tuple[Ranks, StudyWork]]:
-        """Yields (ranks, work of all studies with these ranks). Searches are left out."""
+        """Yields (ranks, work of the studies with these ranks). Skips searches."""
         parts = [part for part in self.studies if not part.has_trials]
         for ranks in dict.fromkeys(part.ranks for part in parts):
             nodes = unique(node for part in parts if part.ranks == ranks for node in part.entries)
@@ -226,8 +226,8 @@ class Plan:
     def with_ranks(self, num_slots: int, begun: Mapping[str, int]) -> "Plan":
         """Returns the plan with a number of ranks for each size of its studies.
 
-        A search keeps the fewest ranks that fit, because its trials fill the cluster. The arguments
-        and errors are those of `StudyWork.choose`.
+        Searches keep the fewest ranks that fit, because their trials fill the cluster. Arguments
+        and errors are as in `StudyWork.choose`.
         """
         for part in self.studies:
             if part.has_trials:
@@ -249,9 +249,9 @@ def amount(value: float) -> str:
 def plan_hours(
     nodes: Sequence[Node], machine: Machine, ids: Collection[str] | None = None
 ) -> float:
-    """Predicts the machine hours of the nodes with these ids, by default of all.
+    """Predicts the machine hours of the nodes in `ids`, or of all nodes if it is None.
 
-    `nodes` must include the runs that evaluations need.
+    `nodes` must include the runs that the evaluations need.
     """
     runs = {node.id: node for node in nodes if node.is_run}
     counted = [node for node in nodes if ids is None or node.id in ids]
@@ -262,9 +262,9 @@ def plan_hours(
 def rung_text(
     of_size: Mapping[str, Sequence[Node]], spent: float, machine: Machine, has_failed: bool
 ) -> str:
-    """Compares the hours of a size with their prediction, and predicts the hours of the next size.
+    """Compares a size's hours with their prediction, and predicts the next size's hours.
 
-    `of_size` has the nodes of this size, and of the next size if there is one.
+    `of_size` maps this size, and the next size if there is one, to their nodes.
     """
     (size, predicted), *following = (
         (name, plan_hours(nodes, machine)) for name, nodes in of_size.items()
@@ -281,12 +281,12 @@ def rung_text(
 
 @dataclass(frozen=True)
 class Left:
-    """The unfinished nodes of a study, except those that earlier studies in the plan share."""
+    """A study's unfinished nodes, without those that also belong to earlier studies of the plan."""
 
     part: StudyPlan
     ids: frozenset[str]
-    # The share of these nodes that will be executed, below 1 for an Optuna search with complete
-    # trials, which have other nodes.
+    # The share of these nodes that will be executed. Complete trials of an Optuna search lower it,
+    # because these nodes do not include theirs.
     share: float
 
     def hours(self, machine: Machine) -> float:
@@ -294,7 +294,7 @@ class Left:
 
 
 def work_left(studies: Iterable[StudyPlan], done: Collection[str]) -> list[Left]:
-    """Returns the work left in each study or search. `done` has the ids of finished nodes."""
+    """Returns the remaining work of each study or search. `done` has ids of finished nodes."""
     seen, work = set(done), []
     for part in studies:
         ids = {node.id for node in part.nodes} - seen
@@ -305,9 +305,9 @@ def work_left(studies: Iterable[StudyPlan], done: Collection[str]) -> list[Left]
 
 
 def price(work: Iterable[Left], machine: Machine | None = None) -> tuple[str, float]:
-    """Predicts hours and dollars. Returns (text with both, dollars).
+    """Returns (text with predicted hours and dollars, predicted dollars).
 
-    If `machine` is None, the machine of each study is assumed.
+    If `machine` is None, assumes each study's own machine.
     """
     hours = defaultdict[Machine, float](float)
     for left in work:
@@ -327,7 +327,7 @@ def predict(work: Sequence[Left]) -> str:
 
 
 def sharing(studies: Sequence[StudyPlan]) -> str:
-    """Describes the number of runs of all studies, and what studies save by sharing runs."""
+    """Describes how many runs the studies have, and how much they save by sharing runs."""
     runs = [node for part in studies for node in part.nodes if node.is_run]
     machine, union = studies[0].machine, unique(runs)
     alone, together = (sum(estimate_hours(node, machine) for node in of) for of in (runs, union))

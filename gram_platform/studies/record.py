@@ -1,4 +1,4 @@
-"""Describes a study for its tables and report, and keeps the pages of earlier submissions."""
+"""Writes the record that a report is made from, and archives pages of earlier submissions."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -104,11 +104,10 @@ CALIBRATION_STUDY = "calibration"
 
 
 def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
-    """Returns the errors of compute ratios, measured as near as possible to the study's sizes.
+    """Returns the errors of compute ratios that were measured nearest to the study's sizes.
 
-    An error has `size, class, ratio, difference, num_shares, measured_on`. If the storage has a
-    calibration on the same data, its errors replace the package's errors at the same size and
-    corpus.
+    Errors have `size, class, ratio, difference, num_shares, measured_on`. If the storage has a
+    calibration on the same data, its errors replace the package's for the same corpus and size.
     """
     corpus, errors = part.choice.corpus, []
     own = load_calibration(Store(part.choice.storage), corpus, part.data_id)
@@ -124,11 +123,10 @@ def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
 
 
 def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
-    """Returns the errors of the storage's calibration on this data.
+    """Returns the errors that the storage's calibration study measured, with FILE_COLUMNS.
 
-    If `data_id` is "", any data will do. The columns are FILE_COLUMNS. Only complete sizes have
-    rows. The longest baselines of a size are trained first and have small errors, so an incomplete
-    size would look too accurate.
+    The frame is empty if that study is not on `data_id`; "" accepts any data. Omits incomplete
+    sizes, which look too accurate: the longest baselines have small errors and are trained first.
     """
     record = readable_record(store, CALIBRATION_STUDY)
     # Another study may have this name.
@@ -146,7 +144,7 @@ def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFra
 
 
 def list_complete_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:
-    """Lists the sizes whose nodes are all complete. `runs` is as in `Results`."""
+    """Returns the sizes whose nodes are all complete. `runs` is as in `Results`."""
     complete = set(runs.loc[runs["status"] == State.COMPLETE, "id"])
     left = (entry for entry in record.entries if entry["id"] not in complete)
     return set(record.sizes) - {entry["tags"].get("size", "") for entry in left}
@@ -154,11 +152,11 @@ def list_complete_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:
 
 # Pages of earlier submissions:
 #
-# `studies/STUDY/` has the newest submission. `studies/STUDY/history/DATE/` has the page that it
-# replaced at DATE, in UTC, if methods, sizes, seeds, preset or data differ. The page is copied, the
-# new record is written, and the old files are removed. report.html is always the last file, so one
-# place has the whole page. After an interruption both places have the report, and the next
-# submission finishes the move, or reverts it if the choice is the same.
+# `studies/STUDY/` has the newest page. If methods, sizes, seeds, preset or data change, the old one
+# moves to `studies/STUDY/history/DATE/` (in UTC): it is copied, the new record is written, and the
+# old files are removed. report.html is always the last file, so one place has the whole page. After
+# an interruption both places have the report. The next submission finishes the move, or reverts it
+# if its choice is the same.
 
 MOST_KEPT = 10
 DATE = "%Y-%m-%dT%H%M%S"
@@ -167,9 +165,9 @@ CHOSEN_TAGS, CHOSEN_PARAMS = ("method", "size", "seed"), ("preset", "data_id")
 
 
 def begin_record(store: Store, record: StudyRecord) -> None:
-    """Writes the record of a new submission.
+    """Writes a new submission's record.
 
-    If the folder has a page of other runs or data, the page moves to the history.
+    An existing page for other runs or other data moves to the history.
     """
     folder, kept = store.study_dir(record.name), store.history_dirs(record.name)
     history = folder.child(HISTORY)
@@ -180,7 +178,7 @@ def begin_record(store: Store, record: StudyRecord) -> None:
             del kept[date]
     report = folder.read(REPORT_FILE) if folder.exists(REPORT_FILE) else None
     copied = next((date for date in reversed(kept) if kept[date].read(REPORT_FILE) == report), "")
-    # A submission that was killed while it moved the page may have left its record in the folder.
+    # A submission killed while moving the page may have left its record in the folder.
     places, choice = (folder, kept.get(copied, folder)), _choice(vars(record))
     old = filter(None, (place.read_spare(STUDY_FILE, ChosenRuns) for place in places))
     moves = report is not None and any(_choice(plain) != choice for plain in old)

@@ -1,4 +1,4 @@
-"""Chooses the device for the nodes of a submission, and places the nodes on it."""
+"""Chooses a submission's device, and places the nodes on it."""
 
 import json
 import time
@@ -48,7 +48,7 @@ CUDA = "cuda"
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where a submission's nodes are executed, as decided before the first node starts."""
+    """Where a submission's nodes run, as decided before the first node starts."""
 
     execution: Execution
     cordon: Cordon
@@ -63,10 +63,10 @@ class Workplace:
 
 
 def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Workplace:
-    """Places each missing node, and connects to Ray if it is needed.
+    """Places each missing node, and connects to Ray if needed.
 
-    Raises the errors of `require_capacity` and `note_device`, and PermissionError if a folder
-    cannot be written.
+    Raises the errors of `require_capacity` and `note_device`, and PermissionError for a folder
+    without write permission.
     """
     ends = NodeLifecycle(store).ends(plan.nodes)
     done = frozenset(node_id for node_id, end in ends.items() if end == "")
@@ -117,9 +117,9 @@ def resources_on(plan: Plan, device: str) -> Resources:
 
 
 def require_gpu(plan: Plan, store: Store) -> None:
-    """Raises ValueError if nodes need a GPU, and this machine has no GPU and no Ray to join.
+    """Raises ValueError if nodes need a GPU, but there is neither a local GPU nor a Ray cluster.
 
-    A Ray of several machines may start machines with GPUs.
+    A cluster is enough, because it may start machines with GPUs.
     """
     if plan.device != CUDA or not find_left(plan, store):
         return
@@ -128,9 +128,9 @@ def require_gpu(plan: Plan, store: Store) -> None:
 
 
 def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, int]:
-    """Returns (plan with a number of ranks for every size, number of slots).
+    """Returns (plan with a number of ranks for each size, number of slots).
 
-    0 means as many slots as the plan can use. A dry run does not start Ray. Raises the errors of
+    0 slots means as many as the plan can use. A dry run does not start Ray. Raises the errors of
     `Plan.with_ranks`.
     """
     open_sizes = {size for part in plan.studies for size in part.open_sizes}
@@ -146,9 +146,9 @@ def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, in
 
 
 def _slots_there(plan: Plan, is_dry: bool) -> int:
-    """Counts the ranks that Ray or this machine can run at once, up to --max-gpus.
+    """Returns how many ranks Ray or this machine can run at once, at most --max-gpus.
 
-    If there are no GPUs, or if the cluster grows without a limit, returns --max-gpus or 0.
+    If there are no GPUs or the cluster's limit is unknown, returns --max-gpus, by default 0.
     """
     if plan.in_process:
         return 1
@@ -170,10 +170,10 @@ def placement_of(
     gpu_share: float = 1.0,
     compiled: bool | None = None,
 ) -> Placement:
-    """Returns the placement of a node on `device`, which is cpu or cuda.
+    """Returns the placement of a node on `device`, cpu or cuda.
 
-    An evaluation has one rank. A process gets `gpu_share` of a GPU's memory. `compiled` is as in
-    `Plan`. Raises the errors of `Ranks.of`.
+    An evaluation has one rank. Each process gets the fraction `gpu_share` of a GPU's memory.
+    `compiled` is as in `Plan`. Raises the errors of `Ranks.of`.
     """
     config = node.config
     if not isinstance(config, RunConfig):
@@ -188,7 +188,7 @@ def placement_of(
 
 
 def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) -> bool:
-    """Returns whether torch.compile compiles a run."""
+    """Returns True if torch.compile compiles a run."""
     if compiled is None and device == CUDA:
         hours = estimate_hours(node, ranks.machine) / ranks.choices(node.config, node.size)[-1]
         return pays_to_compile(node.config, hours)
@@ -198,7 +198,7 @@ def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) ->
 def division_of(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool
 ) -> Division:
-    """Divides a run over ranks by the machine's memory. Adds advice in case memory runs out."""
+    """Divides a run over ranks to fit into memory. Adds advice in case memory runs out."""
 
     def gib(number: int, recomputes: bool) -> str:
         passes = plan_passes(run, number, machine, device, recomputes)
@@ -231,7 +231,7 @@ def machine_text(uses_ray: bool) -> str:
 
 
 def upload_of_job() -> str:
-    """Returns the hash of the files of a Ray job, or "" outside a job."""
+    """Returns the hash of a Ray job's uploaded files, or "" outside a job."""
     environment = ray.get_runtime_context().runtime_env if ray.is_initialized() else {}
     folder = environment.get("working_dir", "")
     return Path(folder).stem if folder.startswith("gcs://") else ""
@@ -242,7 +242,7 @@ DRIVER = "driver"
 
 
 def advice_on_place() -> str:
-    """Returns advice if the driver is on a cluster's head, which must not fail. Else returns ""."""
+    """Returns advice for a driver on a machine without CPUs, such as a head node, or ""."""
     here = ray.get_runtime_context().get_node_id()
     cpus = sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
     if cpus or not (DRIVER in ray.cluster_resources() or not has_fixed_size()):
@@ -257,9 +257,9 @@ def advice_on_place() -> str:
 def cordons_noted(
     store: Store, studies: Sequence[str], say: Callable[[str], None]
 ) -> Callable[[ProbeReport], None]:
-    """Returns a function that prints and stores a machine that this submission avoids.
+    """Returns a function that prints and stores each machine that this submission avoids.
 
-    `gram status` and reports show the stored machines. Those of earlier submissions are removed.
+    `gram status` and reports show the stored machines. First removes those of earlier submissions.
     """
     machines: list[dict] = []
 
@@ -287,11 +287,11 @@ Devices = dict[str, Literal["cpu", "cuda"]]
 
 
 def choose_device(plan: Plan, store: Store) -> str:
-    """Returns --device, else the device on which a study began, else an available device.
+    """Returns --device, otherwise the device on which a study began, otherwise an available one.
 
-    The device may be "" if no work is left. Raises ValueError if a study began on another device,
-    if --in-process finds no GPU for cuda, or if a study is planned for GPUs, has no device yet, and
-    the cluster starts machines on demand.
+    May return "" if no work remains. Raises ValueError if a study began on another device, if
+    --in-process finds no GPU for cuda, or if the cluster starts machines on demand and a study for
+    GPUs has no device yet.
     """
     ended = find_ended(plan, store)
     known = (find_device(part, store, ended) for part in plan.studies)
@@ -330,7 +330,7 @@ def choose_device(plan: Plan, store: Store) -> str:
 
 
 def find_ended(plan: Plan, store: Store) -> set[str]:
-    """Returns the ids of the nodes that this submission does not execute again."""
+    """Returns the ids of ended nodes, which this submission does not execute."""
     return find_ended_ids(plan.nodes, store, plan.retry_failed)
 
 
@@ -339,10 +339,10 @@ def find_left(plan: Plan, store: Store) -> list[Left]:
 
 
 def find_device(part: StudyPlan, store: Store, ended: Collection[str]) -> str:
-    """Returns the device on which a study began, else the device of a finished run, else ""."""
+    """Returns the device on which a study began, otherwise that of a finished run, or ""."""
     if began := began_on(part, store):
         return began
-    # A handover brings runs, but no devices.json.
+    # Runs from a handover come without devices.json.
     runs = (store.run(node.id) for node in part.nodes if node.is_run and node.id in ended)
     name = next(filter(None, (run.timing().get("device", "") for run in runs)), "")
     return CUDA if name not in ("", CPU) else name
@@ -376,7 +376,7 @@ def _require_same(part: StudyPlan, store: Store, device: str) -> None:
 
 
 def note_device(plan: Plan, store: Store, device: str) -> None:
-    """Stores the device on which studies begin. Raises ValueError if another device is stored."""
+    """Stores the device of these studies. Raises ValueError if another device is stored."""
     for part in plan.studies:
         folder = part.folder(store)
         if began_on(part, store) != device:

@@ -1,4 +1,4 @@
-"""Declares the study of accumulation (the paper's "Heterogeneous Accumulation")."""
+"""Declares the study of gradient accumulation (the paper's "Heterogeneous Accumulation")."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Declares the study of kinds of modules (the paper's "Architecture Ablation: MLP vs. LoRA")."""
+"""Declares the study of module types (the paper's "Architecture Ablation: MLP vs. LoRA")."""
 
 from gram_platform.studies import Study
 from gram_platform.studies.library.scaling import AS_RUN, DEMO, PAPER, SMOKE, at_size

@@ -1,4 +1,4 @@
-"""Declares the study of how many sequences and steps an attacker has."""
+"""Declares the study of an attacker's budget of sequences and steps."""
 
 from gram_platform.studies import Preset, Study
 from gram_platform.studies.library import scaling

@@ -1,4 +1,4 @@
-"""Declares the study of what an attacker trains, and on which text."""
+"""Declares the study of kinds of attack: what the attacker trains, and on which text."""
 
 from collections.abc import Sequence
 from dataclasses import replace

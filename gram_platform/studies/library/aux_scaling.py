@@ -1,4 +1,7 @@
-"""Declares the study of the paper's "Scaling the number of auxiliary capabilities"."""
+"""Declares the study of the number of auxiliary domains.
+
+Source: the paper's "Scaling the number of auxiliary capabilities".
+"""
 
 from gram_platform.config import RoutingConfig
 from gram_platform.studies import Study

@@ -1,4 +1,7 @@
-"""Declares the study that compares compute ratios of baselines with known shares of the steps."""
+"""Declares the study of the error of compute ratios.
+
+Compares the compute ratios of shortened baselines with their known shares of the steps.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,10 +13,10 @@ from gram_platform.studies import Preset, Study
 from gram_platform.studies.definition import Variant
 from gram_platform.studies.library import scaling, stories
 
-# The baselines that rate all others.
+# The baselines to which all others are compared.
 REFERENCE = "reference"
 SHARES = (0.25, 0.35, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
-# Added to the seeds of the baselines that are rated.
+# Added to the seeds of the compared baselines.
 OTHER_SEEDS = 100
 BASES = {
     "demo": scaling.DEMO,
@@ -25,10 +28,10 @@ BASES = {
 
 
 def rate(share: float) -> Variant:
-    """Returns the variant with other seeds and baselines trained on this share of text and steps.
+    """Returns a variant that trains baselines on this share of the text and steps.
 
-    Warm-up and decay take the same shares of the steps. The points of the learning curve stay
-    equally far apart.
+    It has other seeds than the reference. Warm-up and decay keep their fractions of the steps, and
+    the points of the learning curve keep their spacing.
     """
 
     def change(setting: Setting) -> Setting:

@@ -1,4 +1,4 @@
-"""Declares the study of subsets of modules (the paper's "Arbitrary subsets of capabilities")."""
+"""Declares the study of combined modules (the paper's "Arbitrary subsets of capabilities")."""
 
 from gram_platform.studies import Study
 from gram_platform.studies.library import dual_use

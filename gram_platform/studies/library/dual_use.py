@@ -88,10 +88,10 @@ def compose(preset: Preset) -> Preset:
 
 
 def partly_labelled(widths: tuple[float, float]) -> Variant:
-    """Returns the variant in which half of the sequences have no label.
+    """Returns a variant in which half of the sequences have no label.
 
-    `widths` are the widths of GRAM's core and of a module, as shares of the dense MLP's width.
-    GRAM's runs also measure the gradients of each module.
+    `widths` has the widths of GRAM's core and of a module, as shares of the dense MLP's width. GRAM
+    runs also measure each module's gradients.
     """
     options = {"unlabelled_share": 0.5, "routed_widths": widths, "probes": True}
     return Variant("0.5", lambda setting: setting.with_options(**options))
@@ -116,7 +116,10 @@ DEMO_PARTIAL = {
 
 
 def core_alone(preset: Preset, widths: tuple[float, float] = PAPER_WIDTHS, **changes) -> Preset:
-    """Returns a preset that compares methods only on core, with all and with half of the labels."""
+    """Returns a preset that compares methods only on core, with half of the labels.
+
+    The baseline and filtering are also trained with all labels.
+    """
     preset = replace(preset, **changes)
     return replace(
         preset.with_options(elicitation=replace(preset.options.elicitation, compared_only=True)),

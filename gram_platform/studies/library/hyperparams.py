@@ -1,4 +1,7 @@
-"""Declares the sweeps of p_cr, p_as and p_ca (the paper's "Hyperparameter Appendix")."""
+"""Declares the sweeps of GRAM's p_cr and p_as, and of FT-LoRA's p_ca.
+
+Source: the paper's "Hyperparameter Appendix".
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Declares the study of wrong labels, which the paper does not have."""
+"""Declares the study of wrong labels, which is not in the paper."""
 
 from dataclasses import replace
 
@@ -8,7 +8,10 @@ from gram_platform.studies.library import scaling
 
 
 def sweep_labels(preset: Preset, size: str, *recalls: float, **changes) -> Preset:
-    """Returns one size of the preset with true labels, precision .5 and each recall, on 5 seeds."""
+    """Returns the preset at one size, with variants for true labels, precision 0.5 and each recall.
+
+    It has 5 seeds, unless `changes` has `num_seeds`.
+    """
     changes = {"num_seeds": 5, "seeds_of_size": (), "methods": (), "maxent_search": None} | changes
     variants = (mislabel(), mislabel(precision=0.5), *map(mislabel, recalls))
     return replace(preset, sizes={size: preset.sizes[size]}, variants=variants, **changes)

@@ -1,4 +1,4 @@
-"""Declares the grids of rates and batches (the paper's "Learning Rate and Batch Size Scaling")."""
+"""Declares the grids for the paper's appendix "Learning Rate and Batch Size Scaling"."""
 
 from dataclasses import replace
 

@@ -1,7 +1,7 @@
 """Declares the search of MaxEnt's learning rate and retain weight.
 
-A search uses the preset of a study with a single seed. Trials start from the study's baselines, and
-the study reuses the best trial of each profile as the run of this seed.
+The search uses a study's preset with one seed. Its trials start from the study's baselines, and the
+study reuses the best trial of each profile as its run for this seed.
 """
 
 from dataclasses import replace

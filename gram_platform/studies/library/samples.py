@@ -1,4 +1,4 @@
-"""Declares the study of sampled texts (the paper's "Sample Outputs ...")."""
+"""Declares the study of generated texts (the paper's "Sample Outputs ...")."""
 
 from dataclasses import replace
 

@@ -127,8 +127,7 @@ SCALING_DEMO = replace(
     decay_fraction=0.5,
     num_eval_points=22,
 )
-# A night of two cores up to 1.2M, 83 core hours more for 3M; give real text with --corpus installed
-# or a folder.
+# Takes two cores a night up to 1.2M, and 83 core hours more for 3M. --corpus can give real text.
 LONG = replace(
     DEMO,
     sizes=DEMO_SIZES,
@@ -162,7 +161,7 @@ PAPER = replace(
 
 
 def as_run(preset: Preset, **changes) -> Preset:
-    """Returns a preset of the paper with the authors' settings, where they differ from the text."""
+    """Returns a paper preset with the authors' settings where they differ from the paper's text."""
     settings = {
         "family": AS_RUN_FAMILY,
         "sizes": {name: AS_RUN_SIZES[name] for name in preset.sizes},
@@ -178,10 +177,10 @@ AS_RUN = as_run(PAPER)
 
 
 def at_size(preset: Preset, name: str, **changes) -> Preset:
-    """Returns the preset with one size, as in the paper's studies of architecture and accumulation.
+    """Returns the preset at one size, as in the paper's studies of architecture and accumulation.
 
-    The compared profiles are core, and core with each single domain. p_af is 1, and accumulation is
-    heterogeneous.
+    Compares core, and core with each single domain. The weight of auxiliary text, p_af, is 1, and
+    accumulation is heterogeneous.
     """
     settings = {
         "sizes": {name: preset.sizes[name]},

@@ -17,9 +17,9 @@ from gram_platform.studies.library.scaling import AS_RUN_ATTACK, AS_RUN_CONVENTI
 
 # As the authors ran it: a full-width core beside the modules, one route a step.
 STORIES_AS_RUN_SIZES = {"26M": replace(STORIES_SIZES["26M"], d_core=2048, micro_batch=128)}
-# For minutes on a GPU [ours]: 10 core tokens for each parameter, modules half as wide as the MLP
-# and one route a step as in the demo, Simple Stories' context. No search has chosen the rates,
-# which are below the rate of Simple Stories' 26M.
+# For minutes on a GPU [ours]: 10 core tokens per parameter, Simple Stories' context. As in the
+# demo, modules are half as wide as the MLP, and a step has one route. The rates, below that of
+# Simple Stories' 26M, are not searched.
 STORIES_GPU_SIZES = {
     size.name: size
     for size in (
@@ -129,9 +129,9 @@ STORIES_SMOKE = replace(
 def divide(
     preset: Preset, numbers: tuple[int, ...], attacks_core_alone: bool = True, **changes
 ) -> Preset:
-    """Returns a preset with a variant for each number of auxiliary domains.
+    """Returns a preset with a variant for each number of auxiliary domains in `numbers`.
 
-    The auxiliary domains of a variant together have a fifth of all tokens.
+    Together, a variant's auxiliary domains have a fifth of all tokens.
     """
     elicitation = replace(preset.options.elicitation, compared_only=attacks_core_alone)
     return replace(

@@ -1,4 +1,4 @@
-"""Declares the study of single tokens (the paper's "Capability Removal Concentrates Loss ...")."""
+"""Declares the study of token losses (the paper's "Capability Removal Concentrates Loss ...")."""
 
 from dataclasses import replace
 

@@ -1,7 +1,6 @@
-"""Runs the command line of a study, of a search, and of all of them together.
+"""Runs the command lines of a study, of a search, and of all of them together.
 
-torch, Ray and MLflow are imported after the flags are read, so that help and errors in flags appear
-quickly.
+Imports torch, Ray and MLflow after reading the flags, so that help and flag errors appear quickly.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ CAMPAIGN_ABOUT = (
 
 
 def main(study: Study, arguments: list[str] | None = None, prog: str | None = None) -> None:
-    """Runs the command line `prog` of a study or a search, and ends the process."""
+    """Runs the command line `prog` of a study or a search, and exits the process."""
 
     def run() -> int:
         flags = parse_flags(own_flags(study), study.about, arguments, prog)
@@ -45,7 +44,7 @@ def main(study: Study, arguments: list[str] | None = None, prog: str | None = No
 def campaign_main(
     studies: Sequence[Study], searches: Sequence[Search], arguments: list[str] | None = None
 ) -> None:
-    """Runs the command line of studies and searches together, and ends the process."""
+    """Runs the command line of a campaign, and exits the process."""
 
     def run() -> int:
         flags = parse_flags(MemberFlags, CAMPAIGN_ABOUT, arguments)

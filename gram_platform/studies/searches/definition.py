@@ -1,6 +1,6 @@
-"""Defines a search as a value, and plans it.
+"""Defines and plans searches.
 
-The search's kind, which imports Ray, Optuna and MLflow, is loaded after the flags are read.
+A search's `kind` imports Ray, Optuna and MLflow, so it is loaded after the flags are read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TrialFlags:
     Args:
         max_concurrent: the most trials at once (default: as many as fit; on a cluster that can
             grow, all trials of a grid or sweep, or the first ten of an Optuna study)
-        report_only: write the tables and the report again, and start no trial
+        report_only: rewrite the tables and the report without starting trials
     """
 
     title = "search"
@@ -40,7 +40,7 @@ class TrialFlags:
 
 @dataclass(frozen=True)
 class Search(Study):
-    """A study whose `kind` proposes the points to train."""
+    """A study that trains the points proposed by its class `kind`."""
 
     # The class of the kind, as module:class; see the module `search_plan`.
     kind: str = ""
@@ -54,9 +54,9 @@ class Search(Study):
 
 
 def optuna_place(uri: str, storage: str, is_written: bool = False) -> str:
-    """Returns the URL of Optuna's database, by default SQLite in a local storage.
+    """Returns the URL of Optuna's database. The default is SQLite in a local storage.
 
-    If `is_written`, raises PermissionError for a file that this user may not write.
+    If `is_written`, raises PermissionError for a file without write permission.
     """
     from gram_platform.config.crash_safe import require_rights
     from gram_platform.tracking.database import (
@@ -83,9 +83,9 @@ def optuna_place(uri: str, storage: str, is_written: bool = False) -> str:
 
 
 def make_search_plan(search: Search, flags: Flags) -> Plan:
-    """Plans a search's submission, with the nodes that are known before its trials.
+    """Returns the plan of a search with the nodes that are known before its trials.
 
-    Raises a ValueError that names the flag.
+    A ValueError names the invalid flag.
     """
     own = flags.own
     assert isinstance(own, TrialFlags)
@@ -111,7 +111,7 @@ def make_search_plan(search: Search, flags: Flags) -> Plan:
 def search_plan_of(
     part: StudyPlan, given: Mapping[str, Any], optuna_uri: str, is_dry: bool
 ) -> SearchPlan:
-    """Returns the search with its corpora and settings. `given` has more fields of `kind`."""
+    """Adds corpora and settings to a search. `given` has the other fields of its `kind`."""
     from gram_platform.studies.searches.search_plan import SearchPlan
 
     recipes = resolve_corpora(part.preset, part.choice)

@@ -1,4 +1,4 @@
-"""Gives each search one driver at a time, and lists the searches of a storage."""
+"""Limits each search to one driver at a time, and lists a storage's searches."""
 
 import time
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ LOOK_EVERY_S = 1.0
 
 
 class DriverLease:
-    """Context manager that holds a search's lease. Raises ValueError if another driver keeps it.
+    """Context manager that holds a search's lease. Raises ValueError if another driver holds it.
 
-    A lease expires after `DRIVER_LEASE_S` without renewal, for example while its driver is
-    suspended, or at once if the driver's process on this machine has ended.
+    A lease expires after `DRIVER_LEASE_S` without renewal, or at once if its driver ran on this
+    machine and has exited.
     """
 
     def __init__(self, folder: Folder, name: str):
@@ -38,7 +38,7 @@ class DriverLease:
         self._lease.release()
 
     def require(self) -> None:
-        """Raises Stopped if another driver has the lease. Reads the lease once a second."""
+        """Raises Stopped if another driver took the lease. Checks at most once a second."""
         if time.monotonic() < self._next_look:
             return
         if self._lease.is_lost():

@@ -1,6 +1,6 @@
-"""Declares the flags of each kind of search, and reads them into the fields of its class.
+"""Declares the flags of each kind of search, and converts them into the fields of its class.
 
-Imports only modules that load fast, so that help and errors in flags appear quickly.
+Imports only modules that load fast, so that help and flag errors appear quickly.
 """
 
 import math
@@ -29,7 +29,7 @@ class OptunaFlags(TrialFlags):
 
     Args:
         trials: trials to complete in each Optuna study of the search (default: the preset's)
-        space: ranges in place of the preset's: name=low:high, name=log:low:high, or name=value
+        space: ranges that replace the preset's: name=low:high, name=log:low:high, or name=value
     """
 
     trials: Number = 0
@@ -41,7 +41,7 @@ class SweepFlags(TrialFlags):
     """Flags that only sweeps have.
 
     Args:
-        knobs: p_cr, p_as or p_ca, also with values, as p_cr=0:0.5:1 (default: the preset's)
+        knobs: p_cr, p_as or p_ca, or one with its values: p_cr=0:0.5:1 (default: the preset's)
     """
 
     knobs: Texts = ()
@@ -55,8 +55,8 @@ class GridFlags(TrialFlags):
         lrs: peak learning rates for every size; auto: those of the preset's grid
         batches: batch sizes in sequences for every size; auto: those of the preset's grid
         window: fit only cells within this fraction of the lowest loss (0.05 is 5%; default: all)
-        max_extensions: rows or columns by which each side of a grid may grow while its minimum is
-            there (default: the preset's)
+        max_extensions: the most rows or columns to add to each side of a grid while the minimum is
+            on that side (default: the preset's)
     """
 
     lrs: tuple[str, ...] = (AUTO_AXIS,)
@@ -67,7 +67,7 @@ class GridFlags(TrialFlags):
 
 @dataclass(frozen=True)
 class Grids:
-    """The grids of a preset, given by size or as factors of each size's peak rate and batch."""
+    """A preset's grids: one per size, or factors of each size's peak rate and batch."""
 
     # Rows or columns by which each side may grow.
     max_extensions: int
@@ -89,7 +89,7 @@ class Grids:
 
 
 def read_grids(search: Search, flags: GridFlags, part: StudyPlan) -> dict[str, Any]:
-    """Reads the fields of `LrBatchGrid`.
+    """Reads the flags into the fields of `LrBatchGrid`.
 
     Raises ValueError for grids that are too small, and for batches that cannot be trained.
     """
@@ -143,10 +143,10 @@ def why_not(ranks: Ranks, preset: Preset, size: Size, batch: int) -> str:
 
 
 def micro_batch_at(size: Size, batch: int) -> int:
-    """Returns the size's micro-batch, or a smaller one if that does not divide the batch.
+    """Returns a micro-batch that divides `batch`: the size's own, or else a smaller one.
 
-    The largest divisor that is a multiple of 8 is preferred, because the 8 GPUs of a machine can
-    share it. For 200M with micro-batches of 72, a batch of 264 gets 24 and not 66.
+    Prefers the largest multiple of 8, which the 8 GPUs of a machine can share. For 200M, whose
+    micro-batch is 72, a batch of 264 gets 24 and not 66.
     """
     if batch % size.micro_batch == 0:
         return size.micro_batch
@@ -167,7 +167,7 @@ Values = Mapping[str, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Knob:
-    """A hyperparameter of one method, with a range from 0 to `high`."""
+    """A hyperparameter of one method, with values from 0 to `high`."""
 
     method: str
     read: Callable[[Setting], float]
@@ -177,7 +177,7 @@ class Knob:
 
 
 def _with_ratio(setting: Setting, value: float) -> Setting:
-    """Sets p_ca. With `constant_branches`, sets p_af to 2 / (1 + p_ca) to keep branch lengths."""
+    """Sets p_ca, and with `constant_branches` also p_af, to keep the length of branches."""
     branching = replace(setting.options.branch_module, core_ratio=value)
     if setting.conventions.constant_branches:
         branching = replace(branching, aux_factor=2.0 / (1.0 + value))
@@ -201,7 +201,7 @@ KNOB = {
 
 
 def read_knobs(search: Search, flags: SweepFlags, part: StudyPlan) -> dict[str, Values]:
-    """Reads the fields of `HyperparameterSweep`. Knobs and values default to the preset's."""
+    """Returns the fields of `HyperparameterSweep`. Knobs and values default to the preset's."""
     preset, chosen = search.points[part.preset_name], {}
     for text in split_list(flags.knobs) or tuple(preset):
         knob, separator, rest = text.partition("=")
@@ -218,7 +218,7 @@ def read_knobs(search: Search, flags: SweepFlags, part: StudyPlan) -> dict[str, 
 
 
 def read_ranges(search: Search, flags: OptunaFlags, part: StudyPlan) -> dict[str, Any]:
-    """Reads the fields of `MaxEntSearch`. Raises ValueError for several sizes or bad ranges."""
+    """Returns the fields of `MaxEntSearch`. Raises ValueError for several sizes or bad ranges."""
     require_int("trials", flags.trials, 0)
     if len(sizes := part.choice.sizes) != 1:
         raise invalid("sizes", sizes, "one size: each size has its own best parameters")

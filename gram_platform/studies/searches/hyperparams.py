@@ -1,7 +1,7 @@
-"""Sweeps one hyperparameter (a knob) at a time, while the others stay as in the preset.
+"""Sweeps one hyperparameter (a knob) at a time, while the others keep the preset's values.
 
-A trial is a method with its evaluations and attacks, at one value of one knob, one size and one
-seed. Sweeps and studies share the run at the preset's values.
+A trial trains, evaluates and attacks a method with one value of one knob, at one size and seed.
+Sweeps and studies share the runs at the preset's values.
 
 Source: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
 """
@@ -62,7 +62,7 @@ figure, at its scale."""
 
 
 def seed_metrics(sweep: SweepAnalysis, point: Point) -> dict[str, float]:
-    """Returns the compute ratios of one trial by class, without NaN."""
+    """Returns a trial's compute ratios by class, without NaN values."""
     rows = sweep.per_seed
     for name in ("knob", "value", "size", "seed"):
         rows = rows[rows[name] == (str(point[name]) if name == "seed" else point[name])]
@@ -83,7 +83,7 @@ Trial = tuple[Point, list[Node]]
 
 @dataclass(frozen=True)
 class HyperparameterSweep:
-    """Runs every value of every knob, at every size and seed."""
+    """Tries every value of every knob, at every size and seed."""
 
     settings: tuple[Setting, ...]
     values: Values
@@ -131,7 +131,7 @@ class HyperparameterSweep:
         return [(point, self.nodes(point)) for point in points]
 
     def points(self) -> tuple[list[tuple[str, Point]], list[str]]:
-        """Returns all points. Points that share the run of an earlier point come last."""
+        """Returns all points, with those that reuse an earlier point's run last."""
         seen, points, later = set(), [], []
         for point, (run, *_) in self.trials():
             (later if run.id in seen else points).append((trial_name(point), point))
@@ -191,10 +191,7 @@ def _analyse(
     curves: pd.DataFrame,
     sizes: Sequence[str],
 ) -> SweepAnalysis | None:
-    """Analyses the sweep.
-
-    Returns None without evaluations of both trials and baselines, or without curves.
-    """
+    """Returns None if curves, evaluations of trials or evaluations of baselines are missing."""
 
     def gather(
         trials: Sequence[Trial], frame_of: Callable[[list[Node]], pd.DataFrame]

@@ -1,8 +1,8 @@
-"""Searches a grid of learning rates and batches at every size, to fit laws over sizes.
+"""Searches a grid of learning rates and batches at each size, and fits scaling laws.
 
 As in the paper's appendix "Learning Rate and Batch Size Scaling", cells are powers of two apart,
-and the loss is the mean of core's loss and the auxiliary domains' mean loss. Unlike there, a grid
-may grow towards a minimum at its border (`analysis.lr_extension`).
+and the loss is the mean of core's loss and the auxiliary domains' mean loss. Our grids may
+also grow towards a minimum at their border (`analysis.lr_extension`).
 """
 
 import math
@@ -98,7 +98,7 @@ ABOUT_TABLES = {
 
 
 def at(size: Size, cell: Cell) -> Size:
-    """Returns the size with a cell's rate and batch, and a micro-batch that fits."""
+    """Returns the size with a cell's rate and batch, and a micro-batch that divides the batch."""
     lr, batch = cell
     return replace(size, peak_lr=lr, batch_size=batch, micro_batch=micro_batch_at(size, batch))
 
@@ -106,7 +106,7 @@ def at(size: Size, cell: Cell) -> Size:
 def objective(final: Mapping[str, float]) -> dict[str, float]:
     """Returns a run's `loss`, `core` and `auxiliary`, in nats per token.
 
-    `final` has losses under validation/loss/DOMAIN. Raises ValueError unless they are finite.
+    `final` has a loss for each `validation/loss/DOMAIN`. Raises ValueError unless all are finite.
     """
     core = final[END_LOSS + CORE]
     others = [loss for name, loss in final.items() if name != END_LOSS + CORE]
@@ -120,7 +120,7 @@ def objective(final: Mapping[str, float]) -> dict[str, float]:
 def trial_rows(
     size: Size, nodes: Mapping[tuple[Cell, int], Node], frame: pd.DataFrame, store: Store
 ) -> pd.DataFrame:
-    """Returns one size's trials with TRIAL_COLUMNS. The loss of an incomplete trial is NaN.
+    """Returns a size's trials with TRIAL_COLUMNS. Incomplete trials have a NaN loss.
 
     `frame` has the stored runs.
     """
@@ -141,7 +141,7 @@ def trial_rows(
 
 @dataclass(frozen=True)
 class LrBatchGrid:
-    """Runs the grids of all sizes. A trial is the baseline of one size and seed at one cell."""
+    """Searches the grids of all sizes. A trial trains the baseline of one cell, size and seed."""
 
     settings: tuple[Setting, ...]
     # The first grid of each size.
@@ -207,7 +207,7 @@ class LrBatchGrid:
         }
 
     def grow(self, search: SearchPlan, store: Store, name: str) -> tuple[Grid, list[str]]:
-        """Extends a size's grid according to ended trials. Returns (grid, announcements)."""
+        """Extends a size's grid once its trials have ended. Returns (grid, announcements)."""
         size, grid, messages = search.preset.sizes[name], self.grids[name], []
         while True:
             nodes = self.cell_nodes(name, grid)
@@ -278,7 +278,7 @@ def _report(
 
 
 def trials_table(trials: pd.DataFrame, search: str = "") -> pd.DataFrame:
-    """Numbers the trials, and names their columns as in other searches."""
+    """Numbers the trials, and renames columns to those of other searches."""
     renamed = trials.rename(columns={"run_id": RUNS})
     columns = ["size", "parameters", "seed", "lr", "batch", "loss", RUNS, "elapsed_s", "message"]
     numbered = renamed.assign(search=search, trial=range(len(trials)))

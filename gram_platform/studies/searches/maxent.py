@@ -52,7 +52,7 @@ from gram_platform.tracking import Tracker
 METHOD, PROFILE = "maxent", "profile"
 MAXENT_PARAMETERS = ("peak_lr", "retain_weight")
 MAXENT_METRICS = (METRIC, "forget", "penalty", "core", "retain")
-# The share of a range, from its ends, in which the report marks a best trial.
+# The report marks a best trial within this share of an end of a range.
 EDGE_SHARE = 0.05
 
 
@@ -62,20 +62,20 @@ def maxent_at(setting: Setting, point: Point) -> Unlearning:
 
 
 def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
-    """Returns a point's run and evaluation, the same nodes as in a study with these parameters."""
+    """Returns a point's run and evaluation. A study with these parameters has the same nodes."""
     maxent = maxent_at(setting, point)
     options = replace(setting.options, maxent=maxent, maxent_profiles=(), elicitation=None)
     profile = name_profiles(setting)[point[PROFILE]]
     nodes = method_nodes(METHOD, replace(setting, profiles=(profile,), options=options))
     tags = {name: f"{getattr(maxent, name):g}" for name in MAXENT_PARAMETERS}
-    # The baseline needs nothing.
+    # Only the baseline needs no node, and is left out.
     return [node.with_tags(**tags) for node in nodes if node.needs]
 
 
 def name_profiles(setting: Setting) -> dict[str, Profile]:
-    """Returns the compared profiles that forget a domain, by name.
+    """Returns the compared profiles that forget at least one domain, by name.
 
-    Raises ValueError if there is none.
+    Raises ValueError if there are none.
     """
     profiles = [p for p in setting.profiles if set(p) != set(setting.auxiliary)]
     if not profiles:
@@ -85,7 +85,7 @@ def name_profiles(setting: Setting) -> dict[str, Profile]:
 
 
 def plain_space(space: Space) -> list[dict]:
-    """Returns the ranges for the search's id. An extra field keeps the ids of earlier versions."""
+    """Returns the ranges as plain values. The constant `is_integer` keeps search ids stable."""
     return [{**to_plain(parameter), "is_integer": False} for parameter in space.parameters]
 
 
@@ -95,7 +95,7 @@ def default_values(setting: Setting) -> Point:
 
 @dataclass(frozen=True)
 class MaxEntSearch:
-    """Runs one Optuna study for each profile. A trial unlearns from the baseline of every seed.
+    """Runs an Optuna study for each profile. A trial unlearns from each seed's baseline.
 
     All `settings` have the same size.
     """
@@ -125,7 +125,7 @@ class MaxEntSearch:
         return SearchObjective(METRIC, self.objective.worst)
 
     def is_complete(self, search: SearchPlan) -> bool:
-        """Returns whether every profile has the preset's number of trials in the storage."""
+        """Returns True if each profile has the preset's number of complete trials."""
         best = search.folder(Store(search.choice.storage)).read_or_set_aside(BEST, dict)
         if not best or best["missing"]:
             return False
@@ -173,7 +173,7 @@ class MaxEntSearch:
         ]
 
     def problem(self, search: SearchPlan, store: Store) -> "MaxEntSearch":
-        """Adds references fitted to the baselines. Raises ValueError if no baseline is complete."""
+        """Fits references to the stored baselines. Raises ValueError if no baseline is complete."""
         evaluations, curves = baseline_frames(store, search.baselines)
         references = references_of(evaluations, curves, self.settings[0].size.name)
         return replace(self, references=references)
@@ -267,7 +267,7 @@ def plain_best(profile: str, trials: pd.DataFrame, setting: Setting) -> dict:
 
 
 def best_table(histories: Histories, space: Space, defaults: Mapping[str, float]) -> pd.DataFrame:
-    """Returns a row for each profile, with the best trial and the number of trials by state.
+    """Returns a row for each profile, with its best trial and its number of trials by state.
 
     `defaults` is the result of `default_objectives`.
     """
@@ -291,14 +291,14 @@ def trials_table(histories: Histories) -> pd.DataFrame:
 
 
 def at_edge(space: Space, point: Mapping[str, float]) -> str:
-    """Names the parameters near an end of their range, as `retain_weight low, peak_lr high`."""
+    """Lists parameters near an end of their range, such as `retain_weight low, peak_lr high`."""
     ends = [(p.name, p.share_of(point[p.name])) for p in space.parameters if p.high > p.low]
     low = [f"{name} low" for name, share in ends if share < EDGE_SHARE]
     return ", ".join(low + [f"{name} high" for name, share in ends if share > 1.0 - EDGE_SHARE])
 
 
 def default_objectives(problem: MaxEntSearch, store: Store) -> dict[str, float]:
-    """Returns the objective at the preset's parameters, by profile that a study has run."""
+    """Returns the objective at the preset's parameters for profiles that a study has run."""
     objectives = {}
     for profile in problem.profiles:
         point = {PROFILE: profile, **default_values(problem.settings[0])}

@@ -1,4 +1,4 @@
-"""Opens Optuna's database, and reads the trials of a search as a frame."""
+"""Opens Optuna's database, and reads a search's trials into a frame."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from gram_platform.tracking.database import database_path, database_uri, require
 def open_storage(uri: str) -> optuna.storages.RDBStorage:
     """Opens or creates the database at `uri`. Raises ValueError if Optuna cannot open it.
 
-    MLflow's database cannot be used, because both programs have a table of the same name.
+    MLflow's database cannot be used, because it has a table named like one of Optuna's.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -35,7 +35,7 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
                 create_database(
                     path, lambda new: optuna.storages.RDBStorage(database_uri(new)).engine.dispose()
                 )
-        # A driver and readers wait for each other's locks of the file.
+        # The driver and readers wait for each other's file locks.
         return optuna.storages.RDBStorage(uri, engine_kwargs={"connect_args": {"timeout": 60}})
     except (SQLAlchemyError, RuntimeError, OSError) as error:
         expected = f"a database that Optuna can open ({first_line(error)})"
@@ -51,10 +51,10 @@ def num_complete(storage: optuna.storages.RDBStorage, name: str) -> int:
 
 
 def optuna_share_left(uri: str, is_dry: bool, names: Sequence[str], target: int) -> float:
-    """Returns the share of trials of Optuna studies that are not complete.
+    """Returns the share of trials that Optuna has not completed. `target` is the number per study.
 
-    Returns 1 without creating a database if the file is missing. If `is_dry`, returns 1 without
-    contacting a database server.
+    If the database file is missing, returns 1 and does not create it. If `is_dry`, returns 1 for a
+    database server and does not contact it.
     """
     path = database_path(uri)
     if not (path.exists() if path else not is_dry):
@@ -82,7 +82,7 @@ ATTRIBUTES: dict[str, Any] = {
 
 
 def attributes(trial: FrozenTrial) -> dict[str, Any]:
-    """Returns the attributes that the engine has set, without those of wrong types."""
+    """Returns a trial's attributes that are listed in ATTRIBUTES and have the right type."""
     values = {}
     for name in ATTRIBUTES.keys() & trial.user_attrs.keys():
         with suppress(InvalidField):
@@ -93,9 +93,8 @@ def attributes(trial: FrozenTrial) -> dict[str, Any]:
 def trials_frame(study: optuna.Study, metric: str) -> pd.DataFrame:
     """Returns one row for each trial, in order, with the columns of `analysis.trials`.
 
-    `metric` is the column of the value that Optuna optimizes. A metric that was not measured is
-    NaN, even if Optuna was given a penalty instead. Raises ValueError if a parameter and a metric
-    share a name.
+    `metric` names the value that Optuna optimises. Unmeasured metrics are NaN, even if Optuna
+    received a penalty instead. Raises ValueError if two columns have the same name.
     """
     trials = study.get_trials(deepcopy=False)
     metrics_of = {trial.number: _metrics(trial, metric) for trial in trials}
@@ -123,7 +122,6 @@ def trials_frame(study: optuna.Study, metric: str) -> pd.DataFrame:
 
 
 def _state(trial: FrozenTrial) -> str:
-    """Returns the engine's state of a trial. If that is invalid or missing, returns Optuna's."""
     state = attributes(trial).get("state")
     is_valid = state in (*OPTUNA_STATES.values(), State.DIVERGED)
     return state if is_valid else OPTUNA_STATES[trial.state]

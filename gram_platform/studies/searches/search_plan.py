@@ -1,16 +1,16 @@
 """Plans a search on its corpora, proposes its trials in rounds, and writes its files.
 
-A kind of search is a frozen class. Its fields are `settings`, one for each size and seed, and what
-`Search.read` returned. It has a property, and methods that take its `SearchPlan`:
+A kind of search is a frozen dataclass. Its fields are `settings`, one for each size and seed, and
+those that `Search.read` returns. It has these members, where `search` is its `SearchPlan`:
 
-- `best_by`, the property: the metric of the best trial, or None
-- `identity(search)`: the content of the search's id, without the number of trials
+- `best_by`: the metric by which the best trial is chosen, or None
+- `identity(search)`: the values hashed into the search's id, without the number of trials
 - `prerequisites(search)`: the nodes that all trials need, such as baselines
-- `example(search)`: the nodes of the trials that are known before any result
-- `problem(search, store)`: the nodes and scores of trials, once the prerequisites are complete
+- `example(search)`: nodes of trials for predictions, before there are results
+- `problem(search, store)`: maps points to nodes and scores; needs complete prerequisites
 - `rounds(search, store, problem)`: the missing trials
-- `share_left(search)`, for Optuna: the share of the trials that is not complete
-- `write(search, store, tracker)`: tables, figures and report of the trials so far, or None
+- `share_left(search)`, only with Optuna: the share of incomplete trials
+- `write(search, store, tracker)`: tables, figures and report of current trials, or None
 """
 
 import io
@@ -48,13 +48,13 @@ from gram_platform.tracking.entry import run_metrics
 from gram_platform.tracking.frame import load_store_curves
 from gram_platform.tracking.views import StudyLog
 
-# A part of every search's id, raised when new trials cannot be compared with old ones.
+# Part of search ids. Increased when new trials are not comparable with old ones.
 SEARCH_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Round:
-    """Trials that run before the search looks at results again."""
+    """A batch of trials that runs before the search reads new results."""
 
     source: Source
     # Machine hours of earlier submissions' trials.
@@ -67,12 +67,12 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlan(StudyPlan):
-    """A search on its corpora, with the setting of every size and seed."""
+    """The plan of a search, with a setting for each size and seed."""
 
     # See the head of this module.
     kind: Any
     optuna_uri: str = ""
-    # A dry run asks no database server.
+    # A dry run contacts no database server.
     is_dry: bool = False
 
     has_trials = True
@@ -88,7 +88,7 @@ class SearchPlan(StudyPlan):
 
     @cached_property
     def search_id(self) -> str:
-        """The id of the search. Searches with equal definitions and data have equal ids."""
+        """The search's id, which is equal for equal definitions and data."""
         return short_hash({"version": SEARCH_VERSION, "search": self.name, **self.identity})
 
     @property
@@ -97,7 +97,7 @@ class SearchPlan(StudyPlan):
 
     @property
     def full_name(self) -> str:
-        """The name and id of the search, in tables and in Optuna's database."""
+        """The search's name and id, as in tables and in Optuna's database."""
         return f"{self.name}-{self.search_id}"
 
     @property
@@ -136,9 +136,9 @@ class SearchPlan(StudyPlan):
         figures: Mapping[str, object],
         claims: pd.DataFrame | None = None,
     ) -> StudyLog:
-        """Returns the search's files, which are tables, report.html, claims.csv and search.json.
+        """Returns a log with the search's tables, report.html, claims.csv and search.json.
 
-        In the report `facts` follow the question. `record` is added to search.json. MLflow shows
+        The report shows `facts` below the question. `record` is added to search.json. MLflow shows
         the `columns` of trials.csv.
         """
         store = Store(self.choice.storage)
@@ -169,9 +169,9 @@ def list_rounds(
     problem: Problem,
     points: Callable[[], tuple[list[tuple[str, Point]], list[str]]],
 ) -> Iterator[Round]:
-    """Yields rounds of missing points, the longest trials first, until there is no new point.
+    """Yields rounds of missing trials, longest first, until there are no new points.
 
-    `points` returns (all points so far with names, announcements). Results may add points.
+    `points` returns (all points with their names, announcements), and is called before each round.
     """
     seen = set()
     while True:
@@ -185,7 +185,7 @@ def list_rounds(
             lines.append(f"{len(new)} trials, {len(done)} of them were done before")
         hours = sum(machine_hours(store, node) for name in done for node in nodes_of[name])
         ids = {node.id for nodes in nodes_of.values() for node in nodes}
-        # No long trial may start when the others end; trials of about one length keep their order.
+        # No long trial may run alone at the end. Trials of similar length keep their order.
         predicted = {
             name: float(f"{sum(estimate_hours(node, search.machine) for node in nodes):.2g}")
             for name, nodes in nodes_of.items()
@@ -227,13 +227,13 @@ def counts_text(trials: pd.DataFrame) -> str:
 
 
 def json_file(content: Mapping) -> bytes:
-    """Returns the bytes of a JSON file, which are equal for equal content."""
+    """Serialises content as JSON. Equal content gives equal bytes."""
     text = json.dumps(to_plain(content), indent=1, sort_keys=True, allow_nan=False)
     return f"{text}\n".encode()
 
 
 def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.DataFrame:
-    """Returns the nodes' results in a frame for `view_frame` and `attack_frame`."""
+    """Returns the nodes' results as the frame that `view_frame` and `attack_frame` take."""
     rows = []
     for node in nodes:
         row = {"id": node.id, "run_id": node.id, "status": State.COMPLETE}
@@ -250,28 +250,28 @@ def name_views(nodes: Iterable[Node]) -> pd.DataFrame:
     return tags_frame(entries_of(nodes), "evaluation")
 
 
-# The next three frames are as `tables.analyse` takes them.
+# `tables.analyse` takes the next three frames.
 
 
 def view_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the complete evaluations in `frame`, joined with the tags of the nodes."""
+    """Returns the complete evaluations of `nodes` in `frame`, with the tags of the nodes."""
     return join_tags(name_views(nodes), frame[frame["status"] == State.COMPLETE])
 
 
 def attack_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the attacks among the nodes. The loss of an attack without a result is NaN."""
+    """Returns the attacks among `nodes`. An attack without a result has a NaN loss."""
     complete = frame[frame["status"] == State.COMPLETE]
     return join_attacks(tags_frame(entries_of(nodes), "attack"), complete)
 
 
 def curve_frame(nodes: Iterable[Node], curves: pd.DataFrame) -> pd.DataFrame:
-    """Returns the validation curves of these runs with `method, size, seed`."""
+    """Adds the columns `method, size, seed` to the validation curves of these runs."""
     runs = tags_frame(entries_of(nodes), "run").rename(columns={"id": "run_id"})
     return curves.merge(runs[["run_id", "method", "size", "seed"]], on="run_id")
 
 
 def baseline_frames(store: Store, nodes: Sequence[Node]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Returns the evaluations and curves of stored baselines, for compute ratios."""
+    """Returns (evaluations, curves) of the stored baselines, as needed for compute ratios."""
     results = {n.id: store.evaluation(n.id).result() for n in nodes if not n.is_run}
     done = [node for node in nodes if results.get(node.id) is not None]
     curves = load_store_curves(store, [n.id for n in nodes if n.is_run])
@@ -279,7 +279,7 @@ def baseline_frames(store: Store, nodes: Sequence[Node]) -> tuple[pd.DataFrame, 
 
 
 def trial_state(nodes: Iterable[Node], frame: pd.DataFrame, store: Store) -> tuple[str, str]:
-    """Returns the state of a trial, and why it diverged or failed."""
+    """Returns (a trial's state, its error message if it diverged or failed)."""
     complete = set(frame.loc[frame["status"] == State.COMPLETE, "id"])
     left = [node for node in nodes if node.id not in complete]
     if not left:

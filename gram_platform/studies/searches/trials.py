@@ -1,4 +1,4 @@
-"""Executes and observes the trials of a search, and writes its report."""
+"""Executes a search's trials, shows their progress, and writes the report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ from gram_platform.tracking.connection import first_line
 
 
 class SearchObservers(Observers, TrialWatch):
-    """Executes and observes the trials of one search, and writes its report."""
+    """Executes and observes the trials of one search."""
 
     def __init__(self, plan: Plan, store: Store):
         (search,) = plan.studies
@@ -35,7 +35,7 @@ class SearchObservers(Observers, TrialWatch):
         self.outcomes: dict[str, Outcome] = {}
         self.running: dict[str, Sequence[Node]] = {}
         self.hours_before = 0.0
-        # Whether a limit has left trials.
+        # Whether trials remain because of a limit.
         self.is_cut = False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_) -> None:
@@ -64,7 +64,7 @@ class SearchObservers(Observers, TrialWatch):
         return rows
 
     def run_trials(self, at: Workplace) -> None:
-        """Executes the missing trials until a limit is reached, unless a prerequisite failed."""
+        """Executes missing trials until a limit is reached. Runs none if a prerequisite failed."""
         if super().failures():
             return
         search, kind = self.search, self.search.kind
