@@ -1,4 +1,4 @@
-"""Executes one run of several ranks on Ray Train workers."""
+"""Executes a multi-rank run on Ray Train workers."""
 
 import math
 import os
@@ -33,12 +33,13 @@ def execute_sharded_run(
 ) -> dict:
     """Trains a run on Ray Train workers unless it has a result; returns the result.
 
-    Each start tries the numbers of ranks in the placement, the largest first, so a run that loses
-    ranks continues with fewer. If the ranks were asked to stop, they are started again. After a
-    crash `CrashPolicy` decides whether the run restarts or Ray Train's error is raised.
+    Each start tries the numbers of ranks in the placement, the largest first, so that a run that
+    loses machines continues with fewer ranks. Ranks that stopped on request are started again.
+    After a crash, `CrashPolicy` decides whether to restart the run or to raise Ray Train's error.
 
-    LeaseHeld and the DeviceError of a failed probe are raised at once. A rank's TrainingDiverged,
-    OutOfMemory (with advice) or ValueError is raised and recorded as the run's failure.
+    LeaseHeld and a DeviceError with a failed probe are raised at once. So are a rank's
+    TrainingDiverged, OutOfMemory (with advice) and ValueError, which are also recorded as the run's
+    failure.
     """
     store = execution.store()
     directory = store.run(run.run_id)
@@ -87,10 +88,10 @@ def _raise_for_device(failures: list[Exception | None]) -> None:
 
 
 def _raise_permanent(failures: list[Exception], directory: RunDirectory) -> None:
-    """Raises an error that would occur again after a restart.
+    """Raises an error that would occur again after a restart, if there is one.
 
-    Looks for LeaseHeld, OutOfMemory and ValueError, in this order, because an earlier kind may
-    cause a later one. Records the last two as the run's failure.
+    Looks for LeaseHeld, then OutOfMemory, then ValueError, because an earlier kind may cause a
+    later one. Records OutOfMemory and ValueError as the run's failure.
     """
     for kind in (LeaseHeld, OutOfMemory, ValueError):
         for failure in failures:
@@ -136,9 +137,9 @@ def _trainer(
 
 
 class _RankBackend(TorchConfig().backend_cls):
-    """Ray Train's torch backend, in which ranks first probe their devices and handle SIGTERM.
+    """Ray Train's torch backend, extended to probe each rank's device and to handle SIGTERM.
 
-    Ranks train in a second thread, but only main threads can handle signals.
+    Ranks train in a second thread, but Python handles signals only in the main thread.
     """
 
     def on_start(self, worker_group, backend_config) -> None:
@@ -166,9 +167,10 @@ def _probe_rank(execution: Execution) -> ProbeReport:
 
 
 def _device_of_rank(execution: Execution) -> str:
-    """Names this rank's device.
+    """Returns this rank's device.
 
-    If torch sees no GPU, returns `cuda`, so that the probe fails. Ray Train would name `cpu`.
+    If torch sees no GPU in a run on GPUs, returns `cuda`, so that the probe fails. Ray Train would
+    return `cpu`.
     """
     is_numbered = execution.device == "cuda" and torch.cuda.is_available()
     return str(get_device()) if is_numbered else execution.device
@@ -184,6 +186,6 @@ def _train_worker(config: Mapping) -> Any:
 
 
 def report_to_ray_train(progress: Mapping[str, Any]) -> bool:
-    """Reports a rank's progress when all ranks do; returns whether a preemption is announced."""
+    """Reports a rank's progress when all ranks do; returns True if a preemption is announced."""
     ray.train.report(dict(progress))
     return ray.train.get_preemption_info() is not None

@@ -1,6 +1,6 @@
-"""Defines how nodes are executed, by storage, device, threads, checkpoints and placement.
+"""Defines the settings for executing a node, such as storage, device and placement.
 
-Plans use these values too, so nothing here imports a library that takes seconds.
+Plans use them too, so this module imports no library that takes seconds to import.
 """
 
 import os
@@ -26,7 +26,7 @@ LONGEST_INTERVAL_S = 1800.0
 
 @dataclass(frozen=True)
 class Division:
-    """How a run's micro-batches are divided over ranks and passes, and what a rank needs."""
+    """How a run's micro-batches are divided over ranks and passes, and the memory of a rank."""
 
     num_ranks: int = 1
     # Passes in which a rank runs its share of a micro-batch.
@@ -41,7 +41,7 @@ class Division:
 
 @dataclass(frozen=True)
 class Placement:
-    """What the planner decides for a node before it starts. An evaluation has one rank."""
+    """The planner's choices for a node before it starts. An evaluation always has one rank."""
 
     # One division for each number of ranks that the run may have, the most ranks first.
     divisions: tuple[Division, ...] = (Division(),)
@@ -61,9 +61,9 @@ ALL_ON_ONE_RANK: Mapping[str, Placement] = {}
 
 @dataclass(frozen=True)
 class Execution:
-    """How a node is executed.
+    """The settings for executing a node.
 
-    On the CPUs of one machine only `num_threads` and `placement` can change a result.
+    On the CPUs of one machine, only `num_threads` and `placement` can change a result.
     """
 
     storage: str
@@ -87,7 +87,7 @@ class Execution:
     code: str = ""
 
     def commit_interval(self, commit_s: float) -> float:
-        """Returns the seconds between two commits, if each commit stops training for `commit_s`."""
+        """Returns the seconds between two commits if each pauses training for `commit_s`."""
         if not self.commit_share:
             return self.checkpoint_every_s
         return min(max(self.checkpoint_every_s, commit_s / self.commit_share), LONGEST_INTERVAL_S)
@@ -100,15 +100,15 @@ class Execution:
 
     @property
     def num_ranks(self) -> int:
-        """The fewest ranks that the node may have."""
+        """The minimum number of ranks of the node."""
         return self.placement.fewest.num_ranks
 
     def corpus(self, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
-        """Opens packed data as `open_corpus` does, and raises the same errors."""
+        """Opens packed data like `open_corpus`, and raises the same errors."""
         return open_corpus(Store(self.storage), data_id, ahead)
 
     def corpus_of(self, run: RunConfig) -> PackedCorpus:
-        """Opens a run's data, and begins to fetch the run's rows if they are in an object store."""
+        """Opens a run's data. If it is in an object store, starts to prefetch the run's rows."""
         ahead: dict[str, int] = {}
         for budget in run.data.domains:
             for part in budget.pool:
@@ -118,7 +118,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class Resources:
-    """What Ray reserves for a rank or a run, and what may be requested of the cluster."""
+    """The resources that Ray reserves for a rank or a run, and the limits on requests."""
 
     cpus_per_rank: float = 1.0
     gpus_per_rank: float = 0.0
@@ -133,23 +133,23 @@ class Resources:
 
     @property
     def label_selector(self) -> dict[str, str]:
-        """Ray's option that excludes cordoned machines; {} if there are none."""
+        """Ray's option that excludes the cordoned machines, or {} if there are none."""
         return {NODE_ID: f"!in({','.join(self.cordoned)})"} if self.cordoned else {}
 
     @property
     def of_slot(self) -> dict[str, Any]:
-        """Ray's options of a process that executes nodes of one rank."""
+        """Ray's options for a process that executes single-rank nodes."""
         amounts = {"num_cpus": self.cpus_per_rank, "num_gpus": self.gpus_per_run}
         return amounts | {"label_selector": self.label_selector}
 
     @property
     def of_rank(self) -> dict[str, float]:
-        """Ray's resources of each rank of a run of several ranks."""
+        """The resources that Ray reserves for each rank of a multi-rank run."""
         gpus = {"GPU": self.gpus_per_rank} if self.gpus_per_rank else {}
         return {"CPU": self.cpus_per_rank, **gpus}
 
     def compute_request(self, num_ranks: int) -> dict[str, float]:
-        """Returns Ray's resources of a node with this number of ranks."""
+        """Returns the resources to request from Ray for a node with `num_ranks` ranks."""
         gpus = num_ranks * self.gpus_per_rank if num_ranks > 1 else self.gpus_per_run
         return {"CPU": num_ranks * self.cpus_per_rank, "GPU": gpus}
 
@@ -157,8 +157,8 @@ class Resources:
 def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]:
     """Returns Ray's `storage_path` and `storage_filesystem` for a folder of the storage.
 
-    For a URL returns the storage's own file system, because Ray would look for credentials
-    elsewhere. Raises ValueError if the folder or a parent is a link.
+    For a URL, the file system is the storage's own, because Ray would look for credentials
+    elsewhere. For a local folder it is None. Raises ValueError if the folder or a parent is a link.
     """
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 

@@ -1,4 +1,4 @@
-"""Executes trials in a process of Ray Tune, and defines the process's reports to the driver.
+"""Executes trials in a Ray Tune process, and defines its reports to the driver.
 
 A process executes one trial after another. If a trial fails or crashes, the process reports this
 and raises an error in the next step, because Ray Tune ends a process only after an error.
@@ -24,7 +24,7 @@ FACTS = tuple(f.name for f in fields(Outcome) if f.name not in ("name", "point",
 
 
 class Trial(tune.Trainable):
-    """Executes trials in one process of Ray Tune. Each trial reports once, at its end."""
+    """Executes trials in one Ray Tune process. Each trial reports once, at its end."""
 
     # Set by `trial_class`, and the same for all trials.
     problem: Problem
@@ -73,10 +73,10 @@ class Trial(tune.Trainable):
 def trial_class(
     problem: Problem, execution: Execution, resources: Resources, retry_diverged: bool
 ) -> type[Trial]:
-    """Returns a class of trials with these values, which all trials of a search share.
+    """Returns a subclass of `Trial` with these values, which all trials of a search share.
 
-    `tune.with_parameters` would put the values into Ray's object store. If Ray's process on this
-    machine died, Ray would then end the driver without a message.
+    `tune.with_parameters` would put the values into Ray's object store. If the Ray process on this
+    machine then died, Ray would end the driver without a message.
     """
     shared = {"problem": problem, "execution": execution, "resources": resources}
     # The name is `Trial`, because a user who reads Tune's results names this class.
@@ -84,7 +84,7 @@ def trial_class(
 
 
 def crash_report(error: BaseException) -> dict[str, Any]:
-    """Returns the report of a crash. Another process may then execute the trial."""
+    """Returns a crash report, after which another process may execute the trial."""
     kind = LACKS_MEMORY if kind_of(error) == LACKS_MEMORY else CRASHED
     return {KIND: kind, "message": failure_message(error)}
 
