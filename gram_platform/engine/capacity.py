@@ -1,7 +1,7 @@
 """Decides how much work to submit to a Ray cluster at once, and which machines to use.
 
-A driver cordons a machine if a probe of its device fails, and then submits no more work to it. The
-next submission starts without cordons, so that it can use a repaired machine again.
+A driver cordons a machine if a probe of its device fails, and gives it no more work. The next
+submission can use the machine again, for example after a repair.
 """
 
 import math
@@ -25,20 +25,19 @@ from gram_platform.store import Store
 
 # Autoscalers report every five seconds.
 REPORT_TIMEOUT_S = 10.0
-# Memory on the driver's machine for the driver, and for a gang (a run of several ranks), whose
-# process that waits and Ray Train's actors were measured to use .86 GB.
+# Memory on the driver's machine for the driver, and for each gang (multi-rank run). A gang's
+# waiting process and Ray Train's actors use .86 GB (measured).
 DRIVER_BYTES, GANG_BYTES = 2 * GIB, 7 * GIB // 8
 # The most ranks that wait for machines if the autoscaler does not report its maximum.
 MOST_WAITING = 256
-# How long the cluster's resources are cached, because Ray Tune asks for them many times a second.
+# How long the cluster's resources are cached. Ray Tune requests them many times a second.
 ASK_EVERY_S = 2.0
 LOOK_FOR_GROUPS_S = 5.0
 # Ray's placement strategy: all bundles on one machine.
 STRICT_PACK = "STRICT_PACK"
 # The rounding error allowed in sums of shares of a GPU.
 ROUNDING = 1e-9
-# How long ranks wait before a machine is reserved for them, on a cluster of fixed size and on one
-# that can grow.
+# How long ranks wait before a machine is reserved for them, on fixed and on growing clusters.
 PATIENCE_S, PATIENCE_FOR_GROWTH_S = 60.0, 900.0
 # How long a run waits for extra ranks when fewer would be enough [ours].
 WAIT_FOR_MORE_S, WAIT_FOR_MACHINES_S = 10.0, 300.0
@@ -61,10 +60,9 @@ class Admission:
     def free_resources(self, may_wait: bool = True) -> "FreeResources":
         """Returns what can be requested in addition to the nodes in flight.
 
-        If the cluster can grow, the limit is the maximum that the autoscaler reports, or by default
-        `MOST_WAITING` more ranks. Ray queues what does not fit yet, which makes the autoscaler
-        start machines. Otherwise, or with `may_wait=False`, the limit is what the present machines
-        have.
+        If the cluster can grow, the limit is the maximum that the autoscaler reports, or else
+        `MOST_WAITING` more ranks. Ray queues what does not fit yet, so that the autoscaler starts
+        machines. On other clusters, or with `may_wait=False`, only present machines count.
         """
         resources = self.resources
         if time.monotonic() >= self._ask_again:
@@ -91,9 +89,8 @@ class Admission:
     def machine_to_reserve(self, count_busy: Callable[[], Mapping[str, int]]) -> str:
         """Returns the id of the machine to reserve for a multi-rank run, or "".
 
-        A run whose ranks must share one machine would wait forever if every machine always had some
-        GPUs in use. `count_busy` returns the number of this driver's tasks on each machine with
-        slots.
+        A run whose ranks must share one machine would wait forever if some GPUs of every machine
+        were always busy. `count_busy` counts this driver's tasks on each machine with slots.
         """
         if not self.resources.gpus_per_rank or time.monotonic() < self._next_look:
             return self._reserved_machine
@@ -195,7 +192,7 @@ def count_slots(resources: Resources, total: Mapping[str, float]) -> int:
 
 
 def has_fixed_size() -> bool:
-    """Returns True if the cluster cannot grow, as no autoscaler has reported. Never blocks."""
+    """Returns True unless an autoscaler has reported to Ray. Never blocks."""
     return machine_types() <= {f"node_{node['NodeID']}" for node in ray.nodes()}
 
 
@@ -218,8 +215,8 @@ def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], s
 def require_capacity(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
     """Raises ValueError if the cluster can never hold `widest` ranks. The message names the flag.
 
-    If the cluster can grow, calls `say` with a warning instead of raising, because autoscalers
-    rarely report their maximum size.
+    If the cluster can grow, only calls `say` with a warning, because autoscalers rarely report
+    their maximum.
     """
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     capacity = max(
@@ -299,8 +296,7 @@ class Cordon:
     def lacks_capacity(self, num_ranks: int) -> bool:
         """Returns True if the machines that are not cordoned can never hold `num_ranks` ranks.
 
-        Always returns False before the first machine is cordoned, because until then a driver waits
-        for machines without a time limit.
+        Returns False if no machine is cordoned, because a driver then waits without a time limit.
         """
         if not self.reports:
             return False

@@ -31,7 +31,7 @@ FOLDER, TEMPORARY = "RAY_TMPDIR", Path("/tmp")
 TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
 PROBE_S = 5.0
 JOIN_S, START_S, LEAVE_S = 90.0, 300.0, 45.0
-# Ray's setting, and its default, for the seconds after which a driver whose head has died ends
+# Ray's setting, and its default, for the seconds from the head's death until a driver exits
 # without a message.
 RECONNECT, RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
 LOOK_FOR_RAY_S = 0.5
@@ -91,7 +91,7 @@ def join(given: str, **options: object) -> None:
         address = address_of(given)
         refused = refusal(address, _token(is_named=True), PROBE_S)
     except (ValueError, OSError) as error:
-        # `auto` raises ConnectionError where no Ray runs.
+        # `auto` raises ConnectionError if no Ray is running.
         refused = str(error)
     if refused:
         raise invalid(ADDRESS, given, f"a Ray that can be joined ({refused}); {CURE}")
@@ -117,7 +117,7 @@ def start(**options: object) -> None:
         logging.getLogger(TOKEN_LOGGER).setLevel(logging.ERROR)
     folder = OwnFolder(_folder())
     failure = f"Ray does not start on this machine (its logs: {folder.path}/session_latest/logs)"
-    # $TORCHINDUCTOR_CACHE_DIR can name a place for compiled code that outlives this Ray.
+    # $TORCHINDUCTOR_CACHE_DIR can be a folder for compiled code that outlives this Ray.
     variables = {"TMPDIR": str(folder.path.parent), **safe_path()}
     try:
         with _time_limit(START_S, failure, folder.keep), _environment(variables):
@@ -157,7 +157,7 @@ def _initialise(failure: str, **options: object) -> None:
             signal.signal(signal.SIGTERM, before)
     _LEAVING.clear()
     _LEFT.clear()
-    # Finds Ray's processes, which `_watch_ray` then looks at.
+    # Finds Ray's processes for `_watch_ray`.
     require_ray()
     threading.Thread(target=_watch_ray, daemon=True).start()
     atexit.register(leave)
@@ -181,7 +181,7 @@ def _watch_ray() -> None:
     last_alive = time.monotonic()
     while not _LEAVING.wait(LOOK_FOR_RAY_S):
         is_dead = False
-        # If the command leaves Ray in the meantime, an error says nothing about Ray.
+        # An error may only mean that the command is disconnecting.
         with contextlib.suppress(Exception):
             is_dead = not _is_ray_alive()
         if not is_dead:
@@ -263,10 +263,10 @@ def _token(is_named: bool) -> str:
 
 
 def _folder() -> Path:
-    """Returns the folder in which Ray's folder is created: $RAY_TMPDIR, $TMPDIR or /tmp.
+    """Returns the parent of Ray's folder: $RAY_TMPDIR, or else $TMPDIR, or else /tmp.
 
-    Skips $TMPDIR if it is not writable or too long for the paths of Ray's sockets. Raises
-    ValueError if one of the others is.
+    It must be writable, with a path short enough for Ray's sockets. An unsuitable $TMPDIR is
+    skipped. Raises ValueError for any other unsuitable folder.
     """
     if named := os.environ.get(FOLDER, ""):
         return _require_writable(Path(named))
@@ -288,7 +288,7 @@ def _require_writable(folder: Path) -> Path:
         raise invalid(FOLDER, str(folder), f"{expected}: {error.strerror}") from error
 
 
-# Ray's processes on this machine by its Ray id; empty where they cannot be seen.
+# Ray's processes on this machine by Ray's node id; empty if they are not visible.
 _processes: dict[str, list[psutil.Process]] = {}
 
 

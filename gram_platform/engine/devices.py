@@ -41,7 +41,7 @@ DEVICE_ERRORS = (
 )
 # The side of a probe's square matrices. All sums are exact in every precision.
 SIDE = 128
-# A device that does not answer within this time has failed.
+# A device that does not respond within this time has failed.
 PRODUCT_S = 120.0
 
 
@@ -49,7 +49,7 @@ PRODUCT_S = 120.0
 class ProbeReport:
     """The outcome of a matrix product on a device. `failure` is the error, or "" if it worked."""
 
-    # Ray's id of the machine, which changes with each start of Ray there; "" without Ray.
+    # Ray's id of the machine, which changes whenever Ray starts there; "" without Ray.
     machine: str
     host: str
     address: str
@@ -131,7 +131,7 @@ def probe_afresh(device: str) -> ProbeReport:
     try:
         output, _ = probe.communicate(timeout=2 * PRODUCT_S)
     except subprocess.TimeoutExpired:
-        # The killed process is not awaited, because inside a broken driver it may never end.
+        # Does not wait for the process, which may never exit inside a broken driver.
         probe.kill()
         return _report(device, f"no answer in {2 * PRODUCT_S:.0f} s")
     lines = output.strip().splitlines() or [f"the probe ended with code {probe.returncode}"]
@@ -180,5 +180,5 @@ def _summarise(error: BaseException) -> str:
 if __name__ == "__main__":
     if failure := _failure_of_product(sys.argv[1], may_be_full=True):
         say(failure)
-    # Exits even while the thread waits for the device.
+    # Exits even if the thread is still waiting for the device.
     os._exit(1 if failure else 0)

@@ -33,13 +33,12 @@ def execute_sharded_run(
 ) -> dict:
     """Trains a run on Ray Train workers unless it has a result; returns the result.
 
-    Each start tries the numbers of ranks in the placement, the largest first, so that a run that
-    loses machines continues with fewer ranks. Ranks that stopped on request are started again.
+    Each start tries the numbers of ranks in the placement, the largest first, so that a run
+    continues with fewer ranks if some are lost. Ranks that stopped on request are started again.
     After a crash, `CrashPolicy` decides whether to restart the run or to raise Ray Train's error.
 
-    LeaseHeld and a DeviceError with a failed probe are raised at once. So are a rank's
-    TrainingDiverged, OutOfMemory (with advice) and ValueError, which are also recorded as the run's
-    failure.
+    LeaseHeld and a DeviceError with a failed probe are raised at once. A rank's TrainingDiverged,
+    OutOfMemory (with advice) or ValueError is raised and recorded as the run's failure.
     """
     store = execution.store()
     directory = store.run(run.run_id)
@@ -57,7 +56,7 @@ def execute_sharded_run(
         except ray.train.TrainingFailedError as error:
             failures = _failures(error)
             _raise_for_device([*failures, getattr(error, "controller_failure", None)])
-            # The controller failed because the cluster had no place for so many ranks.
+            # The controller failed because the cluster had no room for so many ranks.
             if is_elastic and isinstance(error, ray.train.ControllerError):
                 continue
             left = list(wider)
@@ -88,7 +87,7 @@ def _raise_for_device(failures: list[Exception | None]) -> None:
 
 
 def _raise_permanent(failures: list[Exception], directory: RunDirectory) -> None:
-    """Raises an error that would occur again after a restart, if there is one.
+    """Raises one of `failures` if it would occur again after a restart.
 
     Looks for LeaseHeld, then OutOfMemory, then ValueError, because an earlier kind may cause a
     later one. Records OutOfMemory and ValueError as the run's failure.
@@ -125,7 +124,7 @@ def _trainer(
             label_selector=resources.label_selector or None,
         ),
         run_config=ray.train.RunConfig(
-            # The time makes the name new, because Ray Train would resume a run of the same name.
+            # The time makes the name unique, because Ray Train would resume a run of this name.
             name=f"{run.run_id}-{time.time_ns()}",
             storage_path=path,
             storage_filesystem=filesystem,
@@ -186,6 +185,6 @@ def _train_worker(config: Mapping) -> Any:
 
 
 def report_to_ray_train(progress: Mapping[str, Any]) -> bool:
-    """Reports a rank's progress when all ranks do; returns True if a preemption is announced."""
+    """Reports progress together with all other ranks; returns True if a preemption is announced."""
     ray.train.report(dict(progress))
     return ray.train.get_preemption_info() is not None

@@ -39,7 +39,7 @@ from gram_platform.train.evaluate import (
     uniforms,
 )
 
-# What one process executes at once. This is one node, or evaluations with common work.
+# A unit of work of a process: one node, or evaluations with common work.
 Task = tuple[Node, ...]
 # The result's fields, and the tensors that are stored with it.
 Measured = tuple[dict, dict[str, torch.Tensor]]
@@ -208,9 +208,9 @@ MEASURES = {
 }
 
 
-# The share of a run's training FLOPs that progress evaluations may take [ours]. They take at most
-# 3% of its time, because a FLOP of a small model's forward pass takes up to 1.4 times as long as a
-# FLOP of training (two cores).
+# The share of a run's training FLOPs for progress evaluations [ours]. This is at most 3% of its
+# time, because a FLOP of a small model's forward pass takes up to 1.4 times as long as one of
+# training (two cores).
 PROGRESS_SHARE = 0.02
 NUM_PROGRESS_POINTS = 6
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 # Ray's label with the id of a machine.
 NODE_ID = "ray.io/node-id"
-# The most seconds between two checkpoints, and so of work that a lost machine costs [ours].
+# The most seconds between two checkpoints, and thus of work that a lost machine costs [ours].
 LONGEST_INTERVAL_S = 1800.0
 
 
 @dataclass(frozen=True)
 class Division:
-    """How a run's micro-batches are divided over ranks and passes, and the memory of a rank."""
+    """How a run's micro-batches are divided over ranks and passes, and what memory a rank needs."""
 
     num_ranks: int = 1
     # Passes in which a rank runs its share of a micro-batch.
@@ -35,7 +35,7 @@ class Division:
     num_merged: int = 1
     # The planner's estimate for the rank that needs the most memory, or 0.
     memory_bytes: int = 0
-    # A text with the planner's estimate and with what would need less memory.
+    # The planner's estimate and its advice on using less memory, as text.
     advice: str = ""
 
 
@@ -77,11 +77,11 @@ class Execution:
     device: str = "cpu"
     # Ranks that wait longer than this for one another time out, and the run restarts.
     collective_timeout_s: float = 600.0
-    # A run of one rank restarts after this time without a step, an evaluation after this time.
+    # A single-rank run restarts after this time without a step, an evaluation after this time.
     stall_timeout_s: float = 7200.0
     # Whether the backward pass recomputes blocks, which takes less memory and more time.
     activation_checkpointing: bool = False
-    # Whether torch rejects algorithms whose sums have no fixed order, which only GPUs have.
+    # Whether torch rejects algorithms, found only on GPUs, whose sums have no fixed order.
     deterministic: bool = False
     # The submission's code as `provenance.Code` names it, for `timing()`.
     code: str = ""
@@ -122,9 +122,9 @@ class Resources:
 
     cpus_per_rank: float = 1.0
     gpus_per_rank: float = 0.0
-    # GPUs of a run of one rank or an evaluation. Below 1 several of them share a GPU.
+    # GPUs of a single-rank run or an evaluation. If below 1, several of them share a GPU.
     gpus_per_run: float = 0.0
-    # GPUs of the machines that an autoscaler starts for runs of several ranks.
+    # GPUs of each machine that an autoscaler starts for multi-rank runs.
     gpus_per_machine: int = 8
     # The most GPUs (without GPUs, ranks) that are requested at once, or 0 for no limit.
     max_gpus: int = 0

@@ -57,7 +57,7 @@ class Executor:
     """Executes nodes. Subclasses define where they run.
 
     `done` are ids of nodes that are known to be done, so that the storage is not read for them.
-    `placements` are by node id. A node without a placement has one rank.
+    `placements` are keyed by node id.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Executor:
     def events(self, source: Iterable[Sequence[Node]]) -> Iterator[Event]:
         """Executes the source's nodes that are not done, and yields events.
 
-        When all nodes of one item of the source have ended, continues with the next item.
+        Takes the source's next group of nodes when all earlier nodes have ended.
         """
         for nodes in source:
             self.progress.done |= self._known & {node.id for node in nodes}
@@ -240,7 +240,7 @@ def execute_node(
 
     A multi-rank run is executed on Ray Train with `resources`, any other node in this process.
     `stop_request` is passed to `execute_run`. Raises LeaseHeld if another process is executing the
-    run, for a multi-rank run before any worker is requested from Ray.
+    run. For a multi-rank run, this is checked before workers are requested from Ray.
     """
     if not isinstance(config, RunConfig):
         return execute_evaluation(config, tags, execution)

@@ -1,9 +1,9 @@
-"""Executes a study's missing nodes on a machine without Ray, and transfers their results back.
+"""Executes a study's missing nodes on a machine without Ray, and brings their results back.
 
-A study's `--export-nodes FILE` writes the nodes to a file. On the other machine, which needs torch,
-numpy, safetensors, fsspec and tokenizers, `python -m gram_platform.engine.handover FILE --storage
-DIR` executes them, or continues after an interruption. `--archive` packs their results, and
-`--unpack` writes the results of an archive into the study's storage.
+A study's `--export-nodes FILE` writes the nodes. On the other machine, which needs torch, numpy,
+safetensors, fsspec and tokenizers, `python -m gram_platform.engine.handover FILE --storage DIR`
+executes them, or continues after an interruption. `--archive` packs their results, and `--unpack`
+writes the results of an archive into the study's storage.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from gram_platform.store.files import is_safe_name
 from gram_platform.store.folders import LocalFolder, open_folder
 from gram_platform.store.root import FOLDERS
 
-# Names in an attempt's folder, or their beginnings if set aside, that an archive leaves out.
+# Prefixes of the names in an attempt's folder that an archive omits, also if set aside.
 HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)
 # The most unpacked bytes of one file of an archive and of all its files, and the most files.
 MOST_BYTES_UNPACKED, MOST_BYTES_IN_ALL = 2**30, 2**33
@@ -144,8 +144,8 @@ def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> No
 def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
     """Packs the files of ended nodes, except weights and checkpoints, into a .tar.gz.
 
-    Returns the number of ended nodes. A storage into which the archive is unpacked treats them as
-    done or diverged, and nodes that need their weights fail there.
+    Returns the number of ended nodes. In a storage with the unpacked archive, these nodes are done
+    or diverged, but nodes that need their weights fail.
     """
     lifecycle, root = NodeLifecycle(store), Path(store.root)
     ends = lifecycle.ends(nodes)
@@ -271,13 +271,13 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m gram_platform.engine.handover", description=__doc__
     )
     flag = parser.add_argument
-    flag("file", help="what --export-nodes has written; with --unpack what --archive has written")
-    flag("--unpack", action="store_true", help="write the results that the storage lacks, and end")
+    flag("file", help="written by --export-nodes, or (with --unpack) by --archive")
+    flag("--unpack", action="store_true", help="write the results that the storage lacks, and exit")
     flag("--storage", required=True, help="local folder of runs, results and packed data")
     flag("--archive", default="", help="a .tar.gz for the results, without weights and checkpoints")
-    flag("--max-minutes", type=float, default=0, help="then end with a checkpoint and exit code 3")
+    flag("--max-minutes", type=float, default=0, help="then write a checkpoint and exit with 3")
     flag("--device", default="", help="cpu or cuda (default: cuda if there is a GPU)")
-    flag("--threads", type=int, default=1, help="CPU threads, on which a run's exact bits depend")
+    flag("--threads", type=int, default=1, help="CPU threads; a run's exact result depends on them")
     return parser.parse_args(arguments)
 
 

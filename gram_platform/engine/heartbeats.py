@@ -31,8 +31,7 @@ class Heartbeats:
     def look(self, run_ids: Iterable[str]) -> bool:
         """Returns True if a reading has finished since the last call. Never blocks.
 
-        Raises the error of this reading, if any. After a pause, starts the next reading, of
-        `run_ids`.
+        Raises the error of this reading, if any. After a pause, reads the runs' heartbeats again.
         """
         now = time.monotonic()
         if self._job.is_busy:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAX_CRASHES = 4
 HELD_RETRY_S = 2.0
 HELD, CRASHED, LACKS_MEMORY, FAILED, BUG = "held", "crashed", "lacks memory", "failed", "bug"
-# What follows an error, next to HELD and FAILED.
+# Other actions after an error, besides HELD and FAILED.
 AGAIN, ELSEWHERE = "again", "elsewhere"
 DIVERGENCE = {"kind": State.DIVERGED}
 
@@ -47,7 +47,7 @@ class Progress:
     heartbeats: Mapping[str, Mapping] = field(default_factory=dict)
     # Why a node failed, by its id.
     failed: dict[str, str] = field(default_factory=dict)
-    # The failed or blocked nodes that keep a node from ever starting, as ids by the node's id.
+    # Ids of the failed or blocked nodes that prevent a node from starting, by the node's id.
     blocked: dict[str, list[str]] = field(default_factory=dict)
     # The number of nodes that were done before this driver started.
     reused: int = 0
@@ -88,7 +88,7 @@ class CrashPolicy:
 
     def __init__(self, cordon: "Cordon | None" = None):
         self._cordon = cordon
-        # The machines of the crashes since the last checkpoint, and its step, by the node's name.
+        # Machines of the crashes since the last checkpoint, and its step, by node or trial name.
         self._crashes: dict[str, tuple[list[str], int]] = {}
         self._lacked_memory: set[str] = set()
 
@@ -98,7 +98,7 @@ class CrashPolicy:
         """Returns what to do after an error of the node or trial with this name.
 
         `kind` is the error's `kind_of`, `text` its message, and `saved_step` the step of the last
-        checkpoint. If `probe`, the device's last probe, failed, the machine is cordoned.
+        checkpoint. Cordons the machine if `probe`, the last probe of its device, failed.
         """
         if kind == HELD:
             return NextStep(HELD)
@@ -192,7 +192,7 @@ class NodeLifecycle:
             raise TrainingDiverged(message)
 
 
-# A place in a queue, of minus the longest path from a node and the node's number.
+# A sort key in a queue: (minus the hours of the longest path from a node, the node's number).
 Place = tuple[float, int]
 
 
@@ -210,7 +210,7 @@ class WaitingNodes:
         placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
     ):
         self._progress, self._lifecycle, self._placements = progress, lifecycle, placements
-        # The number of the node that was last put in front of all others.
+        # The number of the node that was last put first in its queue.
         self._first = 0
         # The nodes of each task that can start, by the task's key.
         self._tasks: dict[object, list[Node]] = {}
@@ -218,7 +218,7 @@ class WaitingNodes:
         self._queues: dict[tuple[str, int], list[tuple[Place, object]]] = {}
         # The number of needed nodes that are not done, by node id.
         self._open: dict[str, int] = {}
-        # The nodes that wait before they are retried, as a heap of (monotonic time, place, node).
+        # Nodes that wait for a retry, as a heap of (monotonic time, place, node).
         self.delayed: list[tuple[float, Place, Node]] = []
         # Ids of the delayed nodes that another driver executes.
         self._held: set[str] = set()
@@ -250,10 +250,10 @@ class WaitingNodes:
     def tasks(self) -> Iterator[tuple[int, Iterator[Task]]]:
         """Yields (number of ranks, tasks that can start), in the order in which they should start.
 
-        The caller must call `start` for each task that it starts. Evaluations come first, because
-        they are short and fill the table. Then come the runs with the most ranks, because smaller
-        runs would take their resources. Among runs with equal numbers of ranks, the first is the
-        one at the start of the longest chain of nodes, in hours.
+        The caller calls `start` for each task. Evaluations come first, because they are short and
+        fill the table. Then come the runs with the most ranks, because smaller runs would take
+        their resources. Among runs with equally many ranks, those at the start of the longest chain
+        of nodes, in hours, come first.
         """
         for (_, minus_ranks), queue in sorted(self._queues.items()):
             yield -minus_ranks, (tuple(self._tasks[key]) for _, key in queue)
@@ -289,7 +289,7 @@ class WaitingNodes:
         heapq.heappush(self.delayed, (time.monotonic() + after_s, self._place[node.id], node))
 
     def look_again(self) -> list[Node]:
-        """Makes nodes ready whose delay is over; returns those that another driver has ended."""
+        """Makes delayed nodes ready when due; returns those that another driver has ended."""
         ended = []
         while self.delayed and self.delayed[0][0] <= time.monotonic():
             _, _, node = heapq.heappop(self.delayed)
@@ -336,7 +336,7 @@ def find_done_ids(nodes: Iterable[Node], store: Store) -> set[str]:
 def _read_finished(
     nodes: Sequence[Node], store: Store
 ) -> tuple[Mapping[str, Finished | None], set[str]]:
-    """Reads what is stored for nodes and the runs that they need, and which nodes are done.
+    """Reads the stored state of nodes and of the runs that they need.
 
     Returns (`store.read_finished` by id, ids of done nodes). A node is done if it has a result, all
     nodes that it needs are done, and the result was made from their current weights.

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 KEEP = b"keep\n"
 # The beginning of the command lines of Ray's worker processes.
 TITLE = b"ray::"
-# After this time the folder is removed even if a process has one of its files open.
+# After this time the folder is removed even if some of its files are open.
 CLEARING_S = 10.0
 
 
@@ -64,7 +64,7 @@ def _quotas(
                 with contextlib.suppress(OSError, ValueError):
                     words = " ".join((place / name).read_text(encoding="utf-8") for name in names)
                     quota, period = map(int, words.split())
-                    # Without a quota, version 1 says -1, and version 2 says `max`.
+                    # Without a quota, version 1 has -1, and version 2 `max`.
                     if quota > 0:
                         yield quota / period
 
@@ -124,7 +124,7 @@ def remove_at_end(folder: Path) -> None:
 def users_of(folder: Path) -> Iterator[int]:
     """Yields the ids of visible processes that have a file in the folder open."""
     for process in Path("/proc").glob("[0-9]*"):
-        # Processes of other users cannot be seen, and some end meanwhile.
+        # Other users' processes are not visible, and some exit meanwhile.
         with contextlib.suppress(OSError):
             for file in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):

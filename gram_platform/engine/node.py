@@ -64,7 +64,7 @@ class MetricsSummary:
         self.first_step, self.started = first_step, time.monotonic()
 
     def state(self) -> dict:
-        """Returns the losses and norms since the last record as plain values, or {} without any."""
+        """Returns the losses and norms since the last record as plain values; {} if none."""
         losses = {domain: list(losses) for domain, losses in self.losses.items()}
         return {"losses": losses, "norms": list(self.norms)} if self.norms else {}
 
@@ -110,10 +110,10 @@ def execute_run(
 ) -> dict:
     """Trains a run from its last checkpoint unless it has a current result; returns the result.
 
-    On SIGTERM, or if `stop_request` is received, exits after the current step, with a checkpoint.
-    Raises LeaseHeld while another process is training the run, and ValueError if the checkpoint was
-    made with other data. TrainingDiverged, OutOfMemory (with advice) and unexpected errors are
-    recorded as the run's failure and raised.
+    On SIGTERM or a stop request, exits after the current step, with a checkpoint. Raises LeaseHeld
+    while another process is training the run, and ValueError if the checkpoint was made with other
+    data. TrainingDiverged, OutOfMemory (with advice) and unexpected errors are raised and recorded
+    as the run's failure.
     """
     set_up_torch(execution)
     store = execution.store()
@@ -277,7 +277,7 @@ class RunExecution:
         return resumed
 
     def _steps(self, first_step: int) -> Iterator[StepRecord]:
-        """Yields each training step, after its metrics, if any, are added to `records`."""
+        """Trains and yields steps. A step's metrics are in `records` before it is yielded."""
         self.summary.start(first_step)
         self._last_commit, self._commit_s = time.monotonic(), 0.0
         at_evaluations, at_probes = evaluation_steps(self.run), probe_steps(self.run)

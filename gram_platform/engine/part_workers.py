@@ -22,9 +22,9 @@ from gram_platform.engine.machine import num_cpus as num_cores
 
 # A custom resource of Ray, one for each core of a machine for fetching and packing.
 PACK = "pack"
-# This variable is 1 if the cluster's autoscaler starts machines for packing. Ray does not say so.
+# Set to 1 if the cluster's autoscaler starts machines for packing, which Ray does not report.
 STARTS_PACK_MACHINES = "GRAM_PACK_MACHINES"
-# Tasks submitted to Ray at once, which is the demand that an autoscaler sees.
+# Tasks submitted to Ray at once, for which an autoscaler starts machines.
 IN_FLIGHT = 512
 LOOK_AT_PARTS_EVERY_S = 1.0
 
@@ -33,8 +33,8 @@ def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
     """Returns workers that call `connect` and then pack on Ray.
 
     A single task is packed in this process, without Ray. With `anywhere`, tasks run on all machines
-    of the cluster, which must see the same files, otherwise only on this machine. A task is retried
-    if its process dies. Raises ClusterLost if Ray dies.
+    of the cluster, which must see the same files. Otherwise, they run on this machine. A task whose
+    process dies is retried. Raises ClusterLost if Ray dies.
     """
     return partial(_spread, connect, anywhere)
 
@@ -50,10 +50,10 @@ class PackingPlace:
 def placement(anywhere: bool) -> PackingPlace | None:
     """Chooses where packing tasks run. Returns None if only one task could run at a time.
 
-    With `anywhere`, tasks run on the cluster's machines for packing, so that packing neither starts
-    machines with GPUs nor slows them down. If there are none for packing, tasks run on any CPU of
-    the cluster. Without `anywhere`, tasks run on Ray's CPUs on this machine, or on all its cores if
-    Ray has no CPUs here.
+    With `anywhere`, tasks run on the cluster's machines for packing, in order not to start or slow
+    down machines with GPUs. If there are no such machines, tasks run on any CPU of the cluster.
+    Without `anywhere`, they run on Ray's CPUs on this machine, or on all its cores if Ray has no
+    CPUs here.
     """
     if anywhere and _has_pack_machines():
         return PackingPlace(

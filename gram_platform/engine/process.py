@@ -17,7 +17,7 @@ from gram_platform.train.data import gpu_of_this_thread, start_thread
 try:
     import psutil
 except ImportError:
-    # A machine that only trains does not need it.
+    # Not needed on a machine that only trains.
     psutil = None
 
 # Texts in memory errors of torch's CPU allocator, CUDA and its libraries that have no class.
@@ -30,7 +30,7 @@ ALLOCATORS = (
 )
 
 
-# The size in KiB and number of cuBLAS's buffers with which its products are deterministic.
+# The size in KiB and the number of buffers that make cuBLAS's products deterministic.
 CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
@@ -57,7 +57,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def memory_advice(error: BaseException, division: Division) -> str:
-    """Returns a message with the error, the planner's estimate, and how to use less memory."""
+    """Returns a message with the error, the planner's estimate, and advice on using less memory."""
     reason = f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
     return f"out of memory ({reason}). {division.advice or 'Use a machine with more memory.'}"
 
@@ -244,8 +244,8 @@ def stop_on_signal(
 ) -> Iterator[StopRequest]:
     """Context manager that turns the first of `signals` into a stop request.
 
-    A second signal calls the previous handler. Only the main thread can handle signals. Another
-    thread gets `stop_request` or the request of `note_sigterm`, if there is one.
+    A second signal calls the previous handler. Only the main thread can handle signals. Other
+    threads get `stop_request`, or by default the request of `note_sigterm`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield stop_request or _request_of_process or StopRequest()

@@ -1,7 +1,4 @@
-"""Trains one rank of a multi-rank run.
-
-Rank 0 holds the attempt. Every rank holds its own shard.
-"""
+"""Trains one rank of a multi-rank run."""
 
 import contextlib
 import json
@@ -144,7 +141,7 @@ class Reports(StopRequest):
         super().__init__(asks_ray=False)
         self._report, self._of_process = report, stop_request
         self._next = time.monotonic() + REPORT_EVERY_S
-        # Stays True after an error, which so ends all ranks' reports but not the training.
+        # Stays True after an error, which thus stops all ranks' reports but not training.
         self.is_busy = False
 
     @property
@@ -217,8 +214,8 @@ class ShardedExecution(RunExecution):
     def _read_together(self, position: tuple[int, str]) -> Resumed:
         """Reads this rank's rows of the checkpoint at `position`, (step, attempt_id).
 
-        If any rank fails, all ranks raise OSError if a file is unreadable, otherwise CorruptFile
-        for damaged or missing files.
+        If any rank fails, all ranks raise OSError, or CorruptFile if all failures are damaged or
+        missing files.
         """
         resumed, error = None, None
         try:

@@ -33,7 +33,7 @@ from gram_platform.engine.process import memory_advice
 from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, task_name
 from gram_platform.methods.nodes import Node
 
-# Seconds between two checks whether Ray is alive.
+# Seconds between two checks that Ray is alive.
 NOTICE_RAY_S = 0.1
 
 
@@ -57,7 +57,7 @@ class RayExecutor(Executor):
         self.policy = CrashPolicy(cordon)
         self.slots, self.admission = SlotPool(execution, cordon), Admission(cordon.resources)
         self.in_flight: dict[ray.ObjectRef, Task] = {}
-        # Nodes that another driver has ended, and that are not reported yet.
+        # Nodes that another driver has ended, not yet reported.
         self.ended: list[Node] = []
         # Why a stalled node's process was killed, by node id.
         self.stalls: dict[str, str] = {}
@@ -147,7 +147,7 @@ class RayExecutor(Executor):
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
         """Starts a multi-rank run; returns the reference to its warnings.
 
-        A task waits for the ranks on the driver's machine, because that machine is not preempted.
+        A task on the driver's machine, which is not preempted, waits for the ranks.
         """
         here = ray.get_runtime_context().get_node_id()
         execute = _execute_gang.options(

@@ -29,7 +29,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.experimental.internal_kv import _internal_kv_get
 from ray.job_config import JobConfig
 
-# The key of the report of an autoscaler of version 1, which `ray status` prints.
+# The key of the report of a version 1 autoscaler, which `ray status` prints.
 MONITOR_KEY = "__autoscaling_status"
 
 
@@ -145,7 +145,7 @@ def _channel(address: str) -> grpc.Channel:
 
 
 def adapt(trainer: Any) -> Any:
-    """Makes a trainer request a run's ranks only once, as a placement group; returns it.
+    """Makes a trainer request a run's ranks only once, as a placement group; returns the trainer.
 
     Ray Train would also request each rank separately, and the autoscaler would start machines with
     one GPU that no rank uses. Also removes Ray Train's process for datasets, which no run has.

@@ -1,8 +1,8 @@
 """Runs the trials of a search on Ray Tune, as many at once as fit on the cluster.
 
-Ray Tune places trials, reuses their processes and restarts crashed processes. Our searcher proposes
-trials and enforces limits. A search resumes from Optuna's database and the storage, never from
-Tune's own results in `<storage>/tune`.
+Ray Tune places trials, and reuses and restarts their processes. Our searcher proposes trials and
+enforces limits. A search resumes from Optuna's database and the storage, never from Tune's own
+results in `<storage>/tune`.
 """
 
 import logging
@@ -54,9 +54,9 @@ from gram_platform.engine.trials import (
 from gram_platform.methods.nodes import Node
 
 TUNE = {
-    # The processes that start at once, by default 1. Tune gives a waiting trial the next free
-    # process and cancels its pending start. So if processes started one by one, trials shorter than
-    # a start would never use more than one process.
+    # The most processes that start at once, by default 1. Tune gives a waiting trial the next free
+    # process and cancels its pending start. If processes started one by one, trials shorter than a
+    # start would never use more than one process.
     "TUNE_MAX_PENDING_TRIALS_PG": "64",
     # With Tune's handler an interrupted search would look as if it had ended.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
@@ -94,7 +94,7 @@ class TrialWatch:
         return True
 
     def require_lead(self) -> None:
-        """Raises Stopped if another driver leads the search."""
+        """Raises Stopped if another driver has taken over the search."""
 
     def trial_started(self, proposal: Proposal) -> None:
         pass
@@ -199,7 +199,7 @@ class _Scheduler(_StaysHere, FIFOScheduler):
         selector = machines_for(bundle, self._cordon, self._avoided.get(trial.trial_id, ""))
         options = {"bundle_label_selector": [selector]} if selector else {}
         trial.update_resources(tune.PlacementGroupFactory([bundle], **options))
-        # A trial of several ranks requests its ranks itself.
+        # A multi-rank trial requests its ranks itself.
         trial.config["cordoned"] = list(resources.cordoned)
 
 
@@ -207,8 +207,8 @@ def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "")
     """Returns Ray's label selector of the machines that may execute a trial, or {} for all.
 
     If the cluster must not grow, the selector lists only present machines. A multi-rank trial only
-    waits for its ranks, so it is placed on the driver's machine, which is not preempted. The
-    machine with the id `avoided` is used only if no other is large enough.
+    waits for its ranks, so it runs on the driver's machine, which is not preempted. The machine
+    `avoided` (an id) is used only if no other is large enough.
     """
     if not {"CPU", "GPU"} & bundle.keys():
         return {NODE_ID: ray.get_runtime_context().get_node_id()}
@@ -254,7 +254,7 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
         self.error: Exception | None = None
 
     def has_failed(self) -> bool:
-        """Checks Ray, the lead and the machines; returns True if the search has an error."""
+        """Returns True if the search has an error, for example because Ray has died."""
         try:
             require_ray()
             self._watch.require_lead()
@@ -315,7 +315,7 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
             self.error = error
 
     def _why_failed(self, proposal: Proposal, report: Mapping[str, Any]) -> str:
-        """Returns why a crashed trial failed, or "", with a warning, if it will restart."""
+        """Returns why a crashed trial failed. If it restarts, prints a warning and returns ""."""
         text, store, probe = report["message"], self._execution.store(), probe_in(report)
         saved_steps = count_committed_steps(self._problem, proposal.point, store)
         next_step = self._policy.after(proposal.name, report[KIND], text, saved_steps, probe)
@@ -346,6 +346,6 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
             self.error = error
 
     def save(self, checkpoint_path: str) -> None:
-        """Writes an empty file, because Ray Tune expects one. The source stores the trials."""
+        """Writes an empty file, which Ray Tune expects. The state is in the trials' source."""
         with open(checkpoint_path, "wb"):
             pass

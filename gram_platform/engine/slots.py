@@ -28,7 +28,7 @@ from gram_platform.train.loop import TrainingDiverged
 IDLE_S = 10.0
 MAX_FAILED_STARTS = 4
 MOST_S_TO_NEXT_START = 60.0
-# How long a slot may still start on a machine that Ray chose before the machine was cordoned.
+# How long slots may still start on a machine after it was cordoned.
 LAST_STARTS_S = 60.0
 # Errors of a task after which its process is still usable.
 FORESEEN = (LeaseHeld, TrainingDiverged, ValueError)
@@ -79,8 +79,8 @@ class SlotPool:
 
         Surplus slots stop at once if they have not started, otherwise after `IDLE_S` without work.
         After a failed start, no slot starts for 1 s, then for 2 s, 4 s and so on. `reserved` is a
-        machine that is being freed for a multi-rank run. Its slots stop after their current tasks,
-        and no slot starts on any machine meanwhile.
+        machine that is being freed for a multi-rank run. Its slots stop after their tasks, and
+        meanwhile no slot starts on any machine.
         """
         now = time.monotonic()
         self._reserved_machine = reserved
@@ -138,7 +138,7 @@ class SlotPool:
         """Records that a slot has started; cordons its machine if the device does not work.
 
         Raises Ray's error after `MAX_FAILED_STARTS` failed starts in a row. Slots that fail
-        together, for example on a lost machine, are one failed start.
+        together, for example on a lost machine, count as one.
         """
         slot = self.starting.pop(reference)
         try:

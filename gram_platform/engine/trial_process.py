@@ -19,7 +19,7 @@ from gram_platform.engine.trials import Outcome, Problem, Proposal, execute_tria
 # Keys of a trial's report, for the names of its metrics, the kind of a crash (`life.kind_of`), and
 # the probe of the device.
 SCORED, KIND, PROBE = "scored", "kind", "probe"
-# The fields of an outcome that stand in the report under their own names.
+# The fields of an outcome that a report contains under their own names.
 FACTS = tuple(f.name for f in fields(Outcome) if f.name not in ("name", "point", "metrics"))
 
 
@@ -44,7 +44,7 @@ class Trial(tune.Trainable):
         try:
             report = outcome_report(self._execute())
         except BaseException as error:
-            # This includes SystemExit, with which a process on a drained machine ends.
+            # This includes SystemExit, with which a process on a drained machine exits.
             report = crash_report(error)
         self._is_over = ends_process(report)
         # The probe is a tuple, because Ray Tune flattens a dict.
@@ -79,7 +79,7 @@ def trial_class(
     machine then died, Ray would end the driver without a message.
     """
     shared = {"problem": problem, "execution": execution, "resources": resources}
-    # The name is `Trial`, because a user who reads Tune's results names this class.
+    # The name is `Trial`, because users who read Tune's results name this class.
     return type(Trial.__name__, (Trial,), shared | {"retry_diverged": retry_diverged})
 
 

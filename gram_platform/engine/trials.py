@@ -149,7 +149,7 @@ class Group:
         return self.study.get_trials(deepcopy=False, states=states)
 
     def begin(self) -> int:
-        """Finds trials that a dead driver left running; returns how many trials are incomplete."""
+        """Finds trials that a dead driver left running; returns how many trials remain to run."""
         self.resumable = [trial.number for trial in self._of(TrialState.RUNNING)]
         return max(0, self.num_trials - self.num_complete)
 
@@ -166,8 +166,7 @@ class OptunaSource:
     """Proposes trials from Optuna studies, preferring those with many trials left and few started.
 
     A search must have only one driver at a time. Trials that a dead driver left running are
-    proposed again with the same parameters. A new driver also proposes trials in place of failed
-    ones.
+    proposed again with the same parameters. A new driver replaces failed trials.
     """
 
     def __init__(self, groups: Sequence[Group], space: Space, objective: SearchObjective):
@@ -346,9 +345,9 @@ def reservation(placements: Collection[Placement], resources: Resources) -> dict
     """Returns the resources that Ray reserves for a trial whose nodes have these placements.
 
     A single-rank trial reserves the CPUs and GPUs of a run, and without GPUs also the memory of its
-    largest node. A multi-rank trial reserves little, because it only waits for Ray Train's workers,
-    which have their own reservations. It waits on the driver's machine, whose memory limits how
-    many trials can wait (`most_gangs`).
+    largest node. A multi-rank trial only waits for Ray Train's workers, which have their own
+    reservations. It waits on the driver's machine, whose memory limits how many trials can wait
+    (`most_gangs`).
     """
     if trial_ranks(placements) > 1:
         return {"memory": MEMORY_STEP}
