@@ -128,7 +128,7 @@ class FreeResources:
     def take(self, num_ranks: int) -> bool:
         """Subtracts a node's resources and returns True, or returns False if they are not free.
 
-        If nothing else is requested, always returns True: Ray then reports what the node waits for.
+        Always succeeds if no other node is requested, so that Ray reports what is missing.
         """
         request = self.resources.compute_request(num_ranks).items()
         fits = (num_ranks == 1 or self.num_gangs > 0) and all(
@@ -147,7 +147,7 @@ class FreeResources:
 
 
 def most_gangs() -> int:
-    """Returns how many multi-rank runs fit in the memory of the driver's machine, at least 1."""
+    """Returns how many multi-rank runs fit in the memory of the driver's machine (at least 1)."""
     here = ray.get_runtime_context().get_node_id()
     memory = sum(
         node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["NodeID"] == here
@@ -213,7 +213,7 @@ def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], s
 
 
 def require_capacity(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
-    """Raises ValueError if the cluster can never hold `widest` ranks. The message names the flag.
+    """Raises ValueError, naming the flag, if the cluster can never hold `widest` ranks.
 
     If the cluster can grow, only calls `say` with a warning, because autoscalers rarely report
     their maximum.

@@ -106,7 +106,7 @@ def _join(address: str, given: str | None, **options: object) -> None:
 
 
 def start(**options: object) -> None:
-    """Starts a Ray cluster on this machine, which stops when this process exits.
+    """Starts a local Ray cluster, which stops when this process exits.
 
     `options` are passed to `ray.init`. Ray gets a new folder, and a random token unless the user
     has set one. If Ray does not start, keeps the logs and raises ClusterLost.
@@ -204,7 +204,7 @@ def _time_limit(
 ) -> Iterator[None]:
     """Context manager that calls `before` and exits the process if the block takes too long.
 
-    A call of Ray can block forever, and no signals are handled meanwhile.
+    A call to Ray can block forever, and Python handles no signals meanwhile.
     """
 
     def end() -> None:

@@ -168,7 +168,7 @@ def _probe_rank(execution: Execution) -> ProbeReport:
 def _device_of_rank(execution: Execution) -> str:
     """Returns this rank's device.
 
-    If torch sees no GPU in a run on GPUs, returns `cuda`, so that the probe fails. Ray Train would
+    If torch sees no GPU in a GPU run, returns `cuda`, so that the probe fails. Ray Train would
     return `cpu`.
     """
     is_numbered = execution.device == "cuda" and torch.cuda.is_available()

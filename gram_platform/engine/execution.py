@@ -26,7 +26,7 @@ LONGEST_INTERVAL_S = 1800.0
 
 @dataclass(frozen=True)
 class Division:
-    """How a run's micro-batches are divided over ranks and passes, and what memory a rank needs."""
+    """How micro-batches are divided over ranks and passes, and how much memory a rank needs."""
 
     num_ranks: int = 1
     # Passes in which a rank runs its share of a micro-batch.

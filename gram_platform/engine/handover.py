@@ -126,7 +126,7 @@ def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
 
 
 def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> None:
-    """Packs corpora of generated stories. Raises ValueError if any other corpus is not stored."""
+    """Packs corpora of generated stories. Raises ValueError if any other corpus is missing."""
     for data_id, recipe in recipes.items():
         if recipe is not None:
             say(f"data {data_id}: packing, unless it is there")

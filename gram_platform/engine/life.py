@@ -2,7 +2,7 @@
 
 `docs/architecture.md` has a table of a node's states. A new checkpoint resets the count of a run's
 crashes, so preemptions do not fail a run that makes progress. A crash does not count if its machine
-is then cordoned.
+is cordoned afterwards.
 """
 
 import functools

@@ -29,7 +29,7 @@ CLEARING_S = 10.0
 def free_port(*wanted: int) -> int:
     """Returns the first free port of `wanted`, otherwise a random free port.
 
-    Random ports are from a range that neither the system nor Ray picks ports from.
+    Random ports are outside the ranges from which the system and Ray choose.
     """
     candidates = list(wanted)
     while True:

@@ -277,7 +277,7 @@ class RunExecution:
         return resumed
 
     def _steps(self, first_step: int) -> Iterator[StepRecord]:
-        """Trains and yields steps. A step's metrics are in `records` before it is yielded."""
+        """Trains and yields steps. A step's metrics are in `records` before the step is yielded."""
         self.summary.start(first_step)
         self._last_commit, self._commit_s = time.monotonic(), 0.0
         at_evaluations, at_probes = evaluation_steps(self.run), probe_steps(self.run)

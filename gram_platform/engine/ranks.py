@@ -131,7 +131,7 @@ def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
 
 
 class Reports(StopRequest):
-    """Reports this rank's progress in a thread, because a report waits for ranks and Ray's head.
+    """Reports this rank's progress in a thread, because a report waits for other ranks and Ray.
 
     All ranks must report equally often. So they vote on when to report, and start no report while
     any rank's last report is still running.
@@ -268,7 +268,7 @@ class ShardedExecution(RunExecution):
             self.attempt.commit_shards(step, files, state, records)
 
     def _write_shards(self, folder: Folder, pieces: dict[str, Piece]) -> dict[str, str]:
-        """Writes this rank's shard; returns the SHA-256 of each file of all ranks, by name.
+        """Writes this rank's shard; returns the SHA-256 hashes of all ranks' files by file name.
 
         If any rank fails, all ranks raise OSError.
         """

@@ -301,7 +301,7 @@ def execute_trial(
 
 
 def count_committed_steps(problem: Problem, point: Point, store: Store) -> int:
-    """Counts the steps of a trial's runs that are in checkpoints or results."""
+    """Counts the steps that a trial's runs have saved in checkpoints or results."""
     runs = [(node.config, store.run(node.id)) for node in problem.nodes(point) if node.is_run]
     return sum(
         config.num_steps if run.result() else run.read_committed_step() for config, run in runs
