@@ -271,7 +271,7 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m gram_platform.engine.handover", description=__doc__
     )
     flag = parser.add_argument
-    flag("file", help="written by --export-nodes, or (with --unpack) by --archive")
+    flag("file", help="file written by --export-nodes, or (with --unpack) by --archive")
     flag("--unpack", action="store_true", help="write the results that the storage lacks, and exit")
     flag("--storage", required=True, help="local folder of runs, results and packed data")
     flag("--archive", default="", help="a .tar.gz for the results, without weights and checkpoints")
