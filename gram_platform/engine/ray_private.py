@@ -166,7 +166,7 @@ def adapt(trainer: Any) -> Any:
 
 
 def error_of_trial(trial: Any) -> Exception:
-    """Reads the error that ended a trial's process, from the files of this driver's Ray."""
+    """Loads the error that ended a trial's process from the file that Ray Tune wrote."""
     # Ray Tune writes every error as text, and pickles only the errors of tasks and actors.
     if not trial.pickled_error_file:
         last = Path(trial.error_file).read_text().rpartition("Failure # ")[2]
