@@ -275,7 +275,7 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     flag("--unpack", action="store_true", help="write the results that the storage lacks, and exit")
     flag("--storage", required=True, help="local folder of runs, results and packed data")
     flag("--archive", default="", help="a .tar.gz for the results, without weights and checkpoints")
-    flag("--max-minutes", type=float, default=0, help="then write a checkpoint and exit with 3")
+    flag("--max-minutes", type=float, default=0, help="then save a checkpoint and exit with code 3")
     flag("--device", default="", help="cpu or cuda (default: cuda if there is a GPU)")
     flag("--threads", type=int, default=1, help="CPU threads; a run's exact result depends on them")
     return parser.parse_args(arguments)
