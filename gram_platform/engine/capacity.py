@@ -1,7 +1,7 @@
-"""Decides how much work to request from a Ray cluster at once, and which machines to use.
+"""Decides how much work to submit to a Ray cluster at once, and which machines to use.
 
-A machine is cordoned only if a probe of its device fails. This driver then gives the machine no
-more work. The next submission may use the machine again, for example after a repair.
+A driver cordons a machine if a probe of its device fails, and gives it no more work. The next
+submission can use the machine again, for example after a repair.
 """
 
 import math
@@ -25,27 +25,26 @@ from gram_platform.store import Store
 
 # Autoscalers report every five seconds.
 REPORT_TIMEOUT_S = 10.0
-# Memory on the driver's machine for the driver, and for a gang (a run of several ranks), whose
-# process that waits and Ray Train's actors were measured to use .86 GB.
+# Memory on the driver's machine for the driver, and for each gang (multi-rank run). A gang's
+# waiting process and Ray Train's actors use .86 GB (measured).
 DRIVER_BYTES, GANG_BYTES = 2 * GIB, 7 * GIB // 8
 # The most ranks that wait for machines if the autoscaler does not report its maximum.
 MOST_WAITING = 256
-# How long the cluster's resources are cached, because Ray Tune asks for them many times a second.
+# How long the cluster's resources are cached. Ray Tune requests them many times a second.
 ASK_EVERY_S = 2.0
 LOOK_FOR_GROUPS_S = 5.0
 # Ray's placement strategy: all bundles on one machine.
 STRICT_PACK = "STRICT_PACK"
 # The rounding error allowed in sums of shares of a GPU.
 ROUNDING = 1e-9
-# How long ranks wait before a machine is reserved for them, on a cluster of fixed size and on one
-# that can grow.
+# How long ranks wait before a machine is reserved for them, on fixed and on growing clusters.
 PATIENCE_S, PATIENCE_FOR_GROWTH_S = 60.0, 900.0
 # How long a run waits for extra ranks when fewer would be enough [ours].
 WAIT_FOR_MORE_S, WAIT_FOR_MACHINES_S = 10.0, 300.0
 
 
 class Admission:
-    """Computes what may be requested from Ray, and which machine to reserve for a waiting run."""
+    """Limits what a driver requests from Ray, and reserves machines for runs that wait too long."""
 
     def __init__(self, resources: Resources):
         self.resources = resources
@@ -59,11 +58,11 @@ class Admission:
         self._next_look, self._reserved_machine = 0.0, ""
 
     def free_resources(self, may_wait: bool = True) -> "FreeResources":
-        """Returns what may be requested in addition to the nodes in flight.
+        """Returns what can be requested in addition to the nodes in flight.
 
-        On a cluster that can grow, this is the maximum that the autoscaler reports, or room for
-        `MOST_WAITING` more ranks. Ray queues what does not fit yet, so that the autoscaler sees the
-        demand. On other clusters, or with `may_wait=False`, only the present machines count.
+        If the cluster can grow, the limit is the maximum that the autoscaler reports, or else
+        `MOST_WAITING` more ranks. Ray queues what does not fit yet, so that the autoscaler starts
+        machines. On other clusters, or with `may_wait=False`, only present machines count.
         """
         resources = self.resources
         if time.monotonic() >= self._ask_again:
@@ -88,10 +87,10 @@ class Admission:
         return unclaimed
 
     def machine_to_reserve(self, count_busy: Callable[[], Mapping[str, int]]) -> str:
-        """Returns the id of the machine to reserve for a run of several ranks, or "".
+        """Returns the id of the machine to reserve for a multi-rank run, or "".
 
-        A run whose ranks must be on one machine would wait for ever while other work uses some GPUs
-        of every machine. `count_busy` counts this driver's tasks on each machine that has slots.
+        A run whose ranks must share one machine would wait forever if some GPUs of every machine
+        were always busy. `count_busy` counts this driver's tasks on each machine with slots.
         """
         if not self.resources.gpus_per_rank or time.monotonic() < self._next_look:
             return self._reserved_machine
@@ -120,16 +119,16 @@ class Admission:
 
 
 class FreeResources:
-    """The CPUs and GPUs, and the number of runs of several ranks, that may still be requested."""
+    """The numbers of CPUs, GPUs and multi-rank runs that can still be requested from Ray."""
 
     def __init__(self, resources: Resources, free: dict[str, float], num_gangs: int):
         self.resources, self.free, self.num_gangs = resources, free, num_gangs
         self.is_untouched = True
 
     def take(self, num_ranks: int) -> bool:
-        """Takes a node's resources if they are free; returns whether it took them.
+        """Subtracts a node's resources and returns True, or returns False if they are not free.
 
-        The first node always gets its resources, because Ray then reports what the node waits for.
+        Always succeeds if no other node is requested, so that Ray reports what is missing.
         """
         request = self.resources.compute_request(num_ranks).items()
         fits = (num_ranks == 1 or self.num_gangs > 0) and all(
@@ -148,7 +147,7 @@ class FreeResources:
 
 
 def most_gangs() -> int:
-    """Returns how many runs of several ranks the driver's memory allows, at least one."""
+    """Returns how many multi-rank runs fit in the memory of the driver's machine (at least 1)."""
     here = ray.get_runtime_context().get_node_id()
     memory = sum(
         node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["NodeID"] == here
@@ -187,13 +186,13 @@ def usable_resources(resources: Resources) -> Mapping[str, float]:
 
 
 def count_slots(resources: Resources, total: Mapping[str, float]) -> int:
-    """Returns how many ranks fit into the resources `total`."""
+    """Returns the number of ranks that the resources in `total` can hold."""
     amounts = resources.of_rank.items()
     return math.floor(min(total.get(name, 0.0) / amount for name, amount in amounts))
 
 
 def has_fixed_size() -> bool:
-    """Returns True if no autoscaler has reported, so that the cluster cannot grow. Never waits."""
+    """Returns True unless an autoscaler has reported to Ray. Never blocks."""
     return machine_types() <= {f"node_{node['NodeID']}" for node in ray.nodes()}
 
 
@@ -204,7 +203,7 @@ def await_report() -> None:
 
 
 def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], store: Store) -> int:
-    """Returns the most ranks of any node without a result, or 0."""
+    """Returns the largest number of ranks that a node without a result needs, or 0."""
     widest = 0
     for node in nodes:
         ranks = placements[node.id].fewest.num_ranks
@@ -214,10 +213,10 @@ def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], s
 
 
 def require_capacity(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
-    """Raises ValueError, which names the flag, if the cluster can never hold `widest` ranks.
+    """Raises ValueError, naming the flag, if the cluster can never hold `widest` ranks.
 
-    If the cluster can grow, calls `say` with a warning instead, because an autoscaler rarely
-    reports its limit.
+    If the cluster can grow, only calls `say` with a warning, because autoscalers rarely report
+    their maximum.
     """
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     capacity = max(
@@ -248,10 +247,9 @@ MAX_REPLACEMENTS = 3
 
 
 class Cordon:
-    """The machines on which a driver starts nothing more, because their devices failed a probe.
+    """The machines that a driver no longer uses, because a probe of their device failed.
 
-    `resources` are the driver's resources, which exclude cordoned machines. `on_cordon` is called
-    with the failed probe of each cordoned machine.
+    Their ids are in `resources.cordoned`. `on_cordon` is called with each machine's failed probe.
     """
 
     def __init__(
@@ -268,7 +266,7 @@ class Cordon:
         self._is_fixed: bool | None = None
 
     def note(self, report: ProbeReport) -> bool:
-        """Cordons the probed machine if its device failed; returns whether the device works."""
+        """Cordons the machine if its probe failed; returns True if the device works."""
         if not report.failure:
             if report.machine not in self._passed:
                 self._failures_in_a_row = 0
@@ -283,11 +281,11 @@ class Cordon:
 
     @property
     def may_grow(self) -> bool:
-        """Whether new machines may be requested. False if `MAX_REPLACEMENTS` in a row failed."""
+        """Allows new machines until more than `MAX_REPLACEMENTS` in a row fail their probes."""
         return self._failures_in_a_row <= MAX_REPLACEMENTS
 
     def require_machines(self, num_ranks: int = 1) -> None:
-        """Raises ClusterLost, which lists the failed probes, if `lacks_capacity` is true."""
+        """Raises ClusterLost with all failed probes if `lacks_capacity(num_ranks)` is true."""
         if self.lacks_capacity(num_ranks):
             failures = "\n".join(f"  {report}" for report in self.reports.values())
             needs = f"capacity for {num_ranks} ranks on devices that work"
@@ -296,10 +294,9 @@ class Cordon:
             raise ClusterLost(text)
 
     def lacks_capacity(self, num_ranks: int) -> bool:
-        """Returns whether the working machines can never hold `num_ranks` ranks.
+        """Returns True if the machines that are not cordoned can never hold `num_ranks` ranks.
 
-        Until a machine is cordoned, returns False, because a driver may wait for machines without a
-        time limit.
+        Returns False if no machine is cordoned, because a driver then waits without a time limit.
         """
         if not self.reports:
             return False

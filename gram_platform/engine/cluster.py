@@ -1,6 +1,6 @@
-"""Joins or starts the Ray cluster of a command, and notices when it dies.
+"""Connects a command to a Ray cluster or starts one, and detects when Ray dies.
 
-A probe with a time limit checks each address first, because `ray.init` retries for 15 minutes.
+Probes an address with a time limit first, because `ray.init` retries for 15 minutes.
 """
 
 import atexit
@@ -31,7 +31,7 @@ FOLDER, TEMPORARY = "RAY_TMPDIR", Path("/tmp")
 TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
 PROBE_S = 5.0
 JOIN_S, START_S, LEAVE_S = 90.0, 300.0, 45.0
-# Ray's setting, and its default, for the seconds after which a driver whose head has died ends
+# Ray's setting, and its default, for the seconds from the head's death until a driver exits
 # without a message.
 RECONNECT, RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
 LOOK_FOR_RAY_S = 0.5
@@ -54,16 +54,16 @@ CLUSTER_LOST = f"Ray's process on this machine died. {SUBMIT_AGAIN}"
 
 
 class ClusterLost(Stopped):
-    """This command's Ray died or cannot start processes. A new submission continues the work."""
+    """Ray died, did not start or has no usable machine. A new submission continues the work."""
 
 
 def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
-    """Joins the Ray at $RAY_ADDRESS or the one that `ray start` left here, otherwise starts a Ray.
+    """Connects to the cluster at $RAY_ADDRESS or to one on this machine, otherwise starts one.
 
-    With `may_start=False` it starts none, and returns whether it joined a Ray. A Ray that `ray
-    start` left is skipped if it does not answer or belongs to another user. With `is_verbose` the
-    workers' output is printed. Raises ValueError if $RAY_ADDRESS cannot be joined, and ClusterLost
-    if Ray does not start.
+    With `may_start=False`, starts none and returns False if there is none. Skips a cluster that
+    `ray start` started here if it does not respond or belongs to another user. `is_verbose` prints
+    the workers' output. Raises ValueError for an unusable $RAY_ADDRESS, and ClusterLost if
+    `ray.init` fails.
     """
     if ray.is_initialized():
         require_ray()
@@ -82,7 +82,7 @@ def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
 
 
 def join(given: str, **options: object) -> None:
-    """Joins the Ray at `given`, which is HOST:PORT or auto. Raises ValueError if that fails."""
+    """Connects to the cluster at `given`, HOST:PORT or auto. Raises ValueError if unusable."""
     if given != "auto" and not HOST_PORT.fullmatch(given):
         expected = "HOST:PORT of a Ray with a part on this machine"
         others = "`ray job submit --address` takes the others"
@@ -91,7 +91,7 @@ def join(given: str, **options: object) -> None:
         address = address_of(given)
         refused = refusal(address, _token(is_named=True), PROBE_S)
     except (ValueError, OSError) as error:
-        # `auto` raises ConnectionError where no Ray runs.
+        # `auto` raises ConnectionError if no Ray is running.
         refused = str(error)
     if refused:
         raise invalid(ADDRESS, given, f"a Ray that can be joined ({refused}); {CURE}")
@@ -106,10 +106,10 @@ def _join(address: str, given: str | None, **options: object) -> None:
 
 
 def start(**options: object) -> None:
-    """Starts a Ray on this machine that ends with this process. `options` go to `ray.init`.
+    """Starts a local Ray cluster, which stops when this process exits.
 
-    Ray gets a new folder, and a random token unless the user has set one. If it does not start,
-    raises ClusterLost and keeps the logs.
+    `options` are passed to `ray.init`. Ray gets a new folder, and a random token unless the user
+    has set one. If Ray does not start, keeps the logs and raises ClusterLost.
     """
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -117,7 +117,7 @@ def start(**options: object) -> None:
         logging.getLogger(TOKEN_LOGGER).setLevel(logging.ERROR)
     folder = OwnFolder(_folder())
     failure = f"Ray does not start on this machine (its logs: {folder.path}/session_latest/logs)"
-    # $TORCHINDUCTOR_CACHE_DIR can name a place for compiled code that outlives this Ray.
+    # $TORCHINDUCTOR_CACHE_DIR can be a folder for compiled code that outlives this Ray.
     variables = {"TMPDIR": str(folder.path.parent), **safe_path()}
     try:
         with _time_limit(START_S, failure, folder.keep), _environment(variables):
@@ -142,7 +142,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _initialise(failure: str, **options: object) -> None:
-    """Calls `ray.init`, but keeps the old handler of SIGTERM. Raises ClusterLost if it fails."""
+    """Calls `ray.init`, then restores the SIGTERM handler. Raises ClusterLost if Ray fails."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(job_config=own_job(), **options)
@@ -157,14 +157,14 @@ def _initialise(failure: str, **options: object) -> None:
             signal.signal(signal.SIGTERM, before)
     _LEAVING.clear()
     _LEFT.clear()
-    # Finds Ray's processes, which `_watch_ray` then looks at.
+    # Finds Ray's processes for `_watch_ray`.
     require_ray()
     threading.Thread(target=_watch_ray, daemon=True).start()
     atexit.register(leave)
 
 
 def leave() -> None:
-    """Leaves this command's Ray, and ends the Ray if this command started it."""
+    """Disconnects from Ray, and stops the cluster if this command started it."""
     _LEAVING.set()
     ray.shutdown()
     while _own_folders:
@@ -173,15 +173,15 @@ def leave() -> None:
 
 
 def _watch_ray() -> None:
-    """Ends the process with a message if Ray dies or if leaving Ray takes too long.
+    """Exits the process with a message if Ray dies or if disconnecting takes too long.
 
-    This runs in a thread from the start, because no thread can be started while Python exits.
+    The thread is started in advance, because Python cannot start threads while it exits.
     """
     patience_s = 0.8 * float(os.environ.get(RECONNECT, RECONNECT_S))
     last_alive = time.monotonic()
     while not _LEAVING.wait(LOOK_FOR_RAY_S):
         is_dead = False
-        # If the command leaves Ray in the meantime, an error says nothing about Ray.
+        # An error may only mean that the command is disconnecting.
         with contextlib.suppress(Exception):
             is_dead = not _is_ray_alive()
         if not is_dead:
@@ -202,9 +202,9 @@ def _size() -> str:
 def _time_limit(
     seconds: float, failure: str, before: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Context manager that calls `before` and ends the process if the block takes too long.
+    """Context manager that calls `before` and exits the process if the block takes too long.
 
-    Ray may wait for ever, and handles no signals meanwhile.
+    A call to Ray can block forever, and Python handles no signals meanwhile.
     """
 
     def end() -> None:
@@ -226,9 +226,9 @@ def _give_up(seconds: float, failure: str) -> None:
 
 
 def _find_address() -> str:
-    """Returns the address of the Ray that `ray start` left on this machine, or "".
+    """Returns the address of the cluster that `ray start` started on this machine, or "".
 
-    If this user cannot join that Ray, prints why.
+    If this user cannot connect to it, prints the reason and returns "".
     """
     record = address_record()
     if not record.is_file():
@@ -248,7 +248,8 @@ def _find_address() -> str:
 def _token(is_named: bool) -> str:
     """Returns the token that `ray.init` would send, or "" if it would send none.
 
-    If the user has named the Ray, `ray.init` sends a token only if $RAY_AUTH_MODE is `token`.
+    `is_named` means that the user has set the address. `ray.init` then sends a token only if
+    $RAY_AUTH_MODE is `token`.
     """
     mode = os.environ.get("RAY_AUTH_MODE", "disabled" if is_named else "token")
     if mode.lower() != "token":
@@ -262,9 +263,10 @@ def _token(is_named: bool) -> str:
 
 
 def _folder() -> Path:
-    """Returns the parent of Ray's folder, which is $RAY_TMPDIR, otherwise $TMPDIR or /tmp.
+    """Returns the parent of Ray's folder: $RAY_TMPDIR, or else $TMPDIR, or else /tmp.
 
-    Raises ValueError if $RAY_TMPDIR or /tmp is too long for sockets or cannot be written.
+    It must be writable, with a path short enough for Ray's sockets. An unsuitable $TMPDIR is
+    skipped. Raises ValueError for any other unsuitable folder.
     """
     if named := os.environ.get(FOLDER, ""):
         return _require_writable(Path(named))
@@ -286,15 +288,15 @@ def _require_writable(folder: Path) -> Path:
         raise invalid(FOLDER, str(folder), f"{expected}: {error.strerror}") from error
 
 
-# Ray's processes on this machine by its Ray id; empty where they cannot be seen.
+# Ray's processes on this machine by Ray's node id; empty if they are not visible.
 _processes: dict[str, list[psutil.Process]] = {}
 
 
 def require_ray() -> None:
-    """Raises ClusterLost if a process of Ray on this machine is dead. Drivers call this often.
+    """Raises ClusterLost if a Ray process on this machine has died. Drivers call this often.
 
-    Ray itself notices a lost machine only after 15 s, and may then end the driver without a
-    message. Ray watches a head on another machine.
+    Ray itself detects a lost machine only after 15 s, and may then end the driver without a
+    message. If the head is on another machine, only Ray checks it.
     """
     if not _is_ray_alive():
         raise ClusterLost(CLUSTER_LOST)
@@ -310,7 +312,7 @@ def _is_ray_alive() -> bool:
 
 
 def _processes_of(node_id: str) -> list[psutil.Process]:
-    """Finds the raylet with this id, and the head of its Ray if it runs on this machine."""
+    """Returns the raylet with this node id, and the cluster's head if it is on this machine."""
     commands: dict[str, list] = {"raylet": [], "gcs_server": []}
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] in commands:
@@ -323,7 +325,7 @@ def _processes_of(node_id: str) -> list[psutil.Process]:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Returns whether a process is running, or True if this cannot be determined."""
+    """Returns True if a process is running or if this cannot be determined."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,8 +1,7 @@
-"""Recognises errors of a device, and probes whether a device works.
+"""Recognises device errors, and probes whether a device works.
 
-After a device error, all later CUDA calls of the process fail. So `python -m
-gram_platform.engine.devices cuda` probes the device in a new process. Its exit code is 1 if the
-device does not work.
+After a device error, all later CUDA calls of the process fail. So a device is then probed in a new
+process, `python -m gram_platform.engine.devices cuda`, whose exit code is 1 on failure.
 """
 
 import contextlib
@@ -42,15 +41,15 @@ DEVICE_ERRORS = (
 )
 # The side of a probe's square matrices. All sums are exact in every precision.
 SIDE = 128
-# A device that does not answer within this time has failed.
+# A device that does not respond within this time has failed.
 PRODUCT_S = 120.0
 
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """The outcome of a matrix product on a device. `failure` says what failed, or is ""."""
+    """The outcome of a matrix product on a device. `failure` is the error, or "" if it worked."""
 
-    # Ray's id of the machine, which changes with each start of Ray there; "" without Ray.
+    # Ray's id of the machine, which changes whenever Ray starts there; "" without Ray.
     machine: str
     host: str
     address: str
@@ -64,7 +63,7 @@ class ProbeReport:
 
 
 class DeviceError(RuntimeError):
-    """A task's device failed. `probe` is the report of a later probe of the device."""
+    """A device failed. `probe` is the report of the device's last probe."""
 
     def __init__(self, message: str, probe: ProbeReport):
         # Pickling needs both arguments.
@@ -78,7 +77,7 @@ class DeviceError(RuntimeError):
 
 
 def is_device_error(error: BaseException | None) -> bool:
-    """Returns whether a device caused an error. Running out of memory does not count."""
+    """Returns True if a device caused the error. Out-of-memory errors are excluded."""
     while error is not None:
         if is_out_of_memory(error):
             return False
@@ -94,7 +93,7 @@ def is_device_error(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def probe_after_error(device: str) -> Iterator[None]:
-    """Context manager that turns a device error into a DeviceError with a new probe's report."""
+    """Context manager that probes the device after a device error, then raises a DeviceError."""
     try:
         yield
     except Exception as error:
@@ -104,11 +103,11 @@ def probe_after_error(device: str) -> Iterator[None]:
 
 
 def probe_here(execution: Execution) -> ProbeReport:
-    """Probes the execution's device in this process, which has not used the device yet.
+    """Probes the execution's device in this process, before the process first uses it.
 
-    A GPU is first probed in a new process, because a broken driver may abort the process that uses
-    it. This process must survive to report the machine. Calls `set_up_torch` first, which must
-    precede the first product on a GPU.
+    A GPU is first probed in a new process. If a broken driver aborts that process, this process
+    survives and reports the machine. Calls `set_up_torch`, because it must precede the first
+    product on a GPU.
     """
     set_up_torch(execution)
     if execution.device.startswith("cuda") and (report := probe_afresh(execution.device)).failure:
@@ -119,7 +118,7 @@ def probe_here(execution: Execution) -> ProbeReport:
 def probe_afresh(device: str) -> ProbeReport:
     """Probes a device in a new process.
 
-    Running out of memory is not a failure, because this process may still hold the device's memory.
+    An out-of-memory error is not a failure, because this process may still use the device's memory.
     """
     probe = subprocess.Popen(
         [sys.executable, "-m", "gram_platform.engine.devices", device],
@@ -132,7 +131,7 @@ def probe_afresh(device: str) -> ProbeReport:
     try:
         output, _ = probe.communicate(timeout=2 * PRODUCT_S)
     except subprocess.TimeoutExpired:
-        # The killed process is not awaited, because inside a broken driver it may never end.
+        # Does not wait for the process, which may never exit inside a broken driver.
         probe.kill()
         return _report(device, f"no answer in {2 * PRODUCT_S:.0f} s")
     lines = output.strip().splitlines() or [f"the probe ended with code {probe.returncode}"]
@@ -148,9 +147,9 @@ def _report(device: str, failure: str) -> ProbeReport:
 
 
 def _failure_of_product(device: str, may_be_full: bool = False) -> str:
-    """Multiplies two matrices on the device; returns what failed, or "".
+    """Multiplies two matrices on the device; returns the error, or "" if the product is right.
 
-    With `may_be_full`, running out of memory is not a failure.
+    With `may_be_full`, an out-of-memory error is not a failure.
     """
     failure = f"no answer in {PRODUCT_S:.0f} s"
 
@@ -174,12 +173,12 @@ def _multiply(device: str) -> None:
 
 
 def _summarise(error: BaseException) -> str:
-    """Returns the error's class and first line. The other lines are CUDA's advice."""
+    """Returns the error's class and first line, without the advice that CUDA appends."""
     return one_line(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
 
 
 if __name__ == "__main__":
     if failure := _failure_of_product(sys.argv[1], may_be_full=True):
         say(failure)
-    # Exits even while the thread waits for the device.
+    # Exits even if the thread is still waiting for the device.
     os._exit(1 if failure else 0)

@@ -1,4 +1,4 @@
-"""Executes one run of several ranks on Ray Train workers."""
+"""Executes a multi-rank run on Ray Train workers."""
 
 import math
 import os
@@ -33,11 +33,11 @@ def execute_sharded_run(
 ) -> dict:
     """Trains a run on Ray Train workers unless it has a result; returns the result.
 
-    Each start tries the numbers of ranks in the placement, the largest first, so a run that loses
-    ranks continues with fewer. If the ranks were asked to stop, they are started again. After a
-    crash `CrashPolicy` decides whether the run restarts or Ray Train's error is raised.
+    Each start tries the numbers of ranks in the placement, the largest first, so that a run
+    continues with fewer ranks if some are lost. Ranks that stopped on request are started again.
+    After a crash, `CrashPolicy` decides whether to restart the run or to raise Ray Train's error.
 
-    LeaseHeld and the DeviceError of a failed probe are raised at once. A rank's TrainingDiverged,
+    LeaseHeld and a DeviceError with a failed probe are raised at once. A rank's TrainingDiverged,
     OutOfMemory (with advice) or ValueError is raised and recorded as the run's failure.
     """
     store = execution.store()
@@ -56,7 +56,7 @@ def execute_sharded_run(
         except ray.train.TrainingFailedError as error:
             failures = _failures(error)
             _raise_for_device([*failures, getattr(error, "controller_failure", None)])
-            # The controller failed because the cluster had no place for so many ranks.
+            # The controller failed because the cluster had no room for so many ranks.
             if is_elastic and isinstance(error, ray.train.ControllerError):
                 continue
             left = list(wider)
@@ -87,10 +87,10 @@ def _raise_for_device(failures: list[Exception | None]) -> None:
 
 
 def _raise_permanent(failures: list[Exception], directory: RunDirectory) -> None:
-    """Raises an error that would occur again after a restart.
+    """Raises one of `failures` if it would occur again after a restart.
 
-    Looks for LeaseHeld, OutOfMemory and ValueError, in this order, because an earlier kind may
-    cause a later one. Records the last two as the run's failure.
+    Looks for LeaseHeld, then OutOfMemory, then ValueError, because an earlier kind may cause a
+    later one. Records OutOfMemory and ValueError as the run's failure.
     """
     for kind in (LeaseHeld, OutOfMemory, ValueError):
         for failure in failures:
@@ -124,7 +124,7 @@ def _trainer(
             label_selector=resources.label_selector or None,
         ),
         run_config=ray.train.RunConfig(
-            # The time makes the name new, because Ray Train would resume a run of the same name.
+            # The time makes the name unique, because Ray Train would resume a run of this name.
             name=f"{run.run_id}-{time.time_ns()}",
             storage_path=path,
             storage_filesystem=filesystem,
@@ -136,9 +136,9 @@ def _trainer(
 
 
 class _RankBackend(TorchConfig().backend_cls):
-    """Ray Train's torch backend, in which ranks first probe their devices and handle SIGTERM.
+    """Ray Train's torch backend, extended to probe each rank's device and to handle SIGTERM.
 
-    Ranks train in a second thread, but only main threads can handle signals.
+    Ranks train in a second thread, but Python handles signals only in the main thread.
     """
 
     def on_start(self, worker_group, backend_config) -> None:
@@ -166,9 +166,10 @@ def _probe_rank(execution: Execution) -> ProbeReport:
 
 
 def _device_of_rank(execution: Execution) -> str:
-    """Names this rank's device.
+    """Returns this rank's device.
 
-    If torch sees no GPU, returns `cuda`, so that the probe fails. Ray Train would name `cpu`.
+    If torch sees no GPU in a GPU run, returns `cuda`, so that the probe fails. Ray Train would
+    return `cpu`.
     """
     is_numbered = execution.device == "cuda" and torch.cuda.is_available()
     return str(get_device()) if is_numbered else execution.device
@@ -184,6 +185,6 @@ def _train_worker(config: Mapping) -> Any:
 
 
 def report_to_ray_train(progress: Mapping[str, Any]) -> bool:
-    """Reports a rank's progress when all ranks do; returns whether a preemption is announced."""
+    """Reports progress together with all other ranks; returns True if a preemption is announced."""
     ray.train.report(dict(progress))
     return ray.train.get_preemption_info() is not None

@@ -1,7 +1,7 @@
-"""Executes evaluations in this process, and plans at which steps a training run is evaluated.
+"""Executes evaluations in this process, and schedules the evaluations during training.
 
-A run is evaluated at the points of its config. A run without points gets a few progress evaluations
-for people to watch. No result, learning curve or table reads their metrics.
+A run is evaluated at the points in its config. A run without points gets a few progress
+evaluations, which are only displayed: no result, learning curve or table uses them.
 """
 
 import math
@@ -39,7 +39,7 @@ from gram_platform.train.evaluate import (
     uniforms,
 )
 
-# What one process executes at once. This is one node, or evaluations with common work.
+# A unit of work of a process: one node, or evaluations with common work.
 Task = tuple[Node, ...]
 # The result's fields, and the tensors that are stored with it.
 Measured = tuple[dict, dict[str, torch.Tensor]]
@@ -48,7 +48,7 @@ Measured = tuple[dict, dict[str, torch.Tensor]]
 def execute_evaluation(
     evaluation: AnyEvaluation, tags: Mapping[str, str], execution: Execution
 ) -> dict:
-    """Measures an evaluation unless it has a current result; returns the result.
+    """Executes an evaluation unless it has a current result; returns the result.
 
     Raises ValueError if the run was trained on other data.
     """
@@ -56,10 +56,10 @@ def execute_evaluation(
 
 
 def common_work(evaluation: AnyEvaluation) -> tuple | None:
-    """Returns a key that is equal for evaluations that can be measured together.
+    """Returns a key that is equal for evaluations that can be executed together.
 
-    Such evaluations measure the losses of profiles of one run on the same data. Returns None for
-    all other evaluations.
+    Such evaluations measure the losses of one run's profiles on the same data. For any other
+    evaluation, returns None.
     """
     view = evaluation.view
     if evaluation.measure != LOSSES or view.rule != "constant" or view.sources:
@@ -71,10 +71,10 @@ def common_work(evaluation: AnyEvaluation) -> tuple | None:
 def execute_profiles(
     evaluations: Sequence[AnyEvaluation], tags: Sequence[Mapping[str, str]], execution: Execution
 ) -> list[dict]:
-    """Executes evaluations with equal `common_work`, and reads the weights only once.
+    """Executes evaluations with equal `common_work`, and loads the weights only once.
 
-    The results equal those of `execute_evaluation` bit for bit. Each evaluation records an equal
-    share of the time.
+    The results are bit-identical to those of `execute_evaluation`. The elapsed time is divided
+    equally among the evaluations.
     """
     set_up_torch(execution)
     store, results, missing = execution.store(), {}, {}
@@ -130,10 +130,10 @@ def _losses(
 def _token_losses(
     evaluations: Sequence[TokenLosses], corpus: PackedCorpus, model: Transformer
 ) -> list[Measured]:
-    """Measures every token's loss, as a tensor [num_sequences, seq_len] for each domain.
+    """Measures the loss of every token, as a tensor [num_sequences, seq_len] per domain.
 
-    The field `losses` has the mean of each domain. `text_losses` has the token losses of each text,
-    which the model reads after an end-of-text token.
+    The field `losses` contains the mean of each domain, and `text_losses` the token losses of each
+    text. The model reads a text after an end-of-text token.
     """
     (evaluation,) = evaluations
     arrays = {domain: corpus.validation(domain) for domain in evaluation.domains}
@@ -157,10 +157,10 @@ def _token_losses(
 def _continuations(
     evaluations: Sequence[Continuations], corpus: PackedCorpus, model: Transformer
 ) -> list[Measured]:
-    """Samples a continuation, as a list of token ids, for each document of each domain.
+    """Samples a continuation (a list of token ids) of each document of each domain.
 
-    A continuation ends at the first end-of-text token. The field `surprisals` has, for each domain,
-    the mean of -log probability of the sampled tokens, in nats.
+    A continuation ends at its first end-of-text token. For each domain, the field `surprisals`
+    contains the mean of -log(probability) over the sampled tokens, in nats.
     """
     from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer, text_tokens
 
@@ -208,15 +208,15 @@ MEASURES = {
 }
 
 
-# The share of a run's training FLOPs that progress evaluations may take [ours]. They take at most
-# 3% of its time, because a FLOP of a small model's forward pass takes up to 1.4 times as long as a
-# FLOP of training (two cores).
+# The share of a run's training FLOPs for progress evaluations [ours]. This is at most 3% of its
+# time, because a FLOP of a small model's forward pass takes up to 1.4 times as long as one of
+# training (two cores).
 PROGRESS_SHARE = 0.02
 NUM_PROGRESS_POINTS = 6
 
 
 class ProgressPlan(NamedTuple):
-    """The steps of a run's progress evaluations, and how many sequences of each domain they use."""
+    """The steps of a run's progress evaluations, and the number of sequences used per domain."""
 
     steps: frozenset[int]
     num_sequences: int
@@ -231,10 +231,10 @@ def probe_steps(run: RunConfig) -> frozenset[int]:
 
 
 def progress_of(run: RunConfig, num_available: int) -> ProgressPlan:
-    """Plans up to NUM_PROGRESS_POINTS evaluations that take at most PROGRESS_SHARE of the FLOPs.
+    """Plans up to NUM_PROGRESS_POINTS evaluations within PROGRESS_SHARE of the run's FLOPs.
 
-    A run whose config has evaluation points gets none, and a short run gets fewer. `num_available`
-    is the number of validation sequences in the smallest domain.
+    Plans none for a run with evaluation points, and fewer for a short run. `num_available` is the
+    number of validation sequences in the smallest domain.
     """
     points, modules = run.eval_points, run.model.module_domains
     most = min(points.num_sequences, num_available)

@@ -1,6 +1,6 @@
-"""Defines how nodes are executed, by storage, device, threads, checkpoints and placement.
+"""Defines the settings for executing a node, such as storage, device and placement.
 
-Plans use these values too, so nothing here imports a library that takes seconds.
+Plans use them too, so this module imports no library that takes seconds to import.
 """
 
 import os
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 # Ray's label with the id of a machine.
 NODE_ID = "ray.io/node-id"
-# The most seconds between two checkpoints, and so of work that a lost machine costs [ours].
+# The most seconds between two checkpoints, and thus of work that a lost machine costs [ours].
 LONGEST_INTERVAL_S = 1800.0
 
 
 @dataclass(frozen=True)
 class Division:
-    """How a run's micro-batches are divided over ranks and passes, and what a rank needs."""
+    """How micro-batches are divided over ranks and passes, and how much memory a rank needs."""
 
     num_ranks: int = 1
     # Passes in which a rank runs its share of a micro-batch.
@@ -35,13 +35,13 @@ class Division:
     num_merged: int = 1
     # The planner's estimate for the rank that needs the most memory, or 0.
     memory_bytes: int = 0
-    # A text with the planner's estimate and with what would need less memory.
+    # The planner's estimate and its advice on using less memory, as text.
     advice: str = ""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """What the planner decides for a node before it starts. An evaluation has one rank."""
+    """The planner's choices for a node before it starts. An evaluation always has one rank."""
 
     # One division for each number of ranks that the run may have, the most ranks first.
     divisions: tuple[Division, ...] = (Division(),)
@@ -61,9 +61,9 @@ ALL_ON_ONE_RANK: Mapping[str, Placement] = {}
 
 @dataclass(frozen=True)
 class Execution:
-    """How a node is executed.
+    """The settings for executing a node.
 
-    On the CPUs of one machine only `num_threads` and `placement` can change a result.
+    On the CPUs of one machine, only `num_threads` and `placement` can change a result.
     """
 
     storage: str
@@ -77,17 +77,17 @@ class Execution:
     device: str = "cpu"
     # Ranks that wait longer than this for one another time out, and the run restarts.
     collective_timeout_s: float = 600.0
-    # A run of one rank restarts after this time without a step, an evaluation after this time.
+    # A single-rank run restarts after this time without a step, an evaluation after this time.
     stall_timeout_s: float = 7200.0
     # Whether the backward pass recomputes blocks, which takes less memory and more time.
     activation_checkpointing: bool = False
-    # Whether torch rejects algorithms whose sums have no fixed order, which only GPUs have.
+    # Whether torch rejects algorithms, found only on GPUs, whose sums have no fixed order.
     deterministic: bool = False
     # The submission's code as `provenance.Code` names it, for `timing()`.
     code: str = ""
 
     def commit_interval(self, commit_s: float) -> float:
-        """Returns the seconds between two commits, if each commit stops training for `commit_s`."""
+        """Returns the seconds between two commits if each pauses training for `commit_s`."""
         if not self.commit_share:
             return self.checkpoint_every_s
         return min(max(self.checkpoint_every_s, commit_s / self.commit_share), LONGEST_INTERVAL_S)
@@ -100,15 +100,15 @@ class Execution:
 
     @property
     def num_ranks(self) -> int:
-        """The fewest ranks that the node may have."""
+        """The minimum number of ranks of the node."""
         return self.placement.fewest.num_ranks
 
     def corpus(self, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
-        """Opens packed data as `open_corpus` does, and raises the same errors."""
+        """Opens packed data like `open_corpus`, and raises the same errors."""
         return open_corpus(Store(self.storage), data_id, ahead)
 
     def corpus_of(self, run: RunConfig) -> PackedCorpus:
-        """Opens a run's data, and begins to fetch the run's rows if they are in an object store."""
+        """Opens a run's data. If it is in an object store, starts to prefetch the run's rows."""
         ahead: dict[str, int] = {}
         for budget in run.data.domains:
             for part in budget.pool:
@@ -118,13 +118,13 @@ class Execution:
 
 @dataclass(frozen=True)
 class Resources:
-    """What Ray reserves for a rank or a run, and what may be requested of the cluster."""
+    """The resources that Ray reserves for a rank or a run, and the limits on requests."""
 
     cpus_per_rank: float = 1.0
     gpus_per_rank: float = 0.0
-    # GPUs of a run of one rank or an evaluation. Below 1 several of them share a GPU.
+    # GPUs of a single-rank run or an evaluation. If below 1, several of them share a GPU.
     gpus_per_run: float = 0.0
-    # GPUs of the machines that an autoscaler starts for runs of several ranks.
+    # GPUs of each machine that an autoscaler starts for multi-rank runs.
     gpus_per_machine: int = 8
     # The most GPUs (without GPUs, ranks) that are requested at once, or 0 for no limit.
     max_gpus: int = 0
@@ -133,23 +133,23 @@ class Resources:
 
     @property
     def label_selector(self) -> dict[str, str]:
-        """Ray's option that excludes cordoned machines; {} if there are none."""
+        """Ray's option that excludes the cordoned machines, or {} if there are none."""
         return {NODE_ID: f"!in({','.join(self.cordoned)})"} if self.cordoned else {}
 
     @property
     def of_slot(self) -> dict[str, Any]:
-        """Ray's options of a process that executes nodes of one rank."""
+        """Ray's options for a process that executes single-rank nodes."""
         amounts = {"num_cpus": self.cpus_per_rank, "num_gpus": self.gpus_per_run}
         return amounts | {"label_selector": self.label_selector}
 
     @property
     def of_rank(self) -> dict[str, float]:
-        """Ray's resources of each rank of a run of several ranks."""
+        """The resources that Ray reserves for each rank of a multi-rank run."""
         gpus = {"GPU": self.gpus_per_rank} if self.gpus_per_rank else {}
         return {"CPU": self.cpus_per_rank, **gpus}
 
     def compute_request(self, num_ranks: int) -> dict[str, float]:
-        """Returns Ray's resources of a node with this number of ranks."""
+        """Returns the resources to request from Ray for a node with `num_ranks` ranks."""
         gpus = num_ranks * self.gpus_per_rank if num_ranks > 1 else self.gpus_per_run
         return {"CPU": num_ranks * self.cpus_per_rank, "GPU": gpus}
 
@@ -157,8 +157,8 @@ class Resources:
 def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]:
     """Returns Ray's `storage_path` and `storage_filesystem` for a folder of the storage.
 
-    For a URL returns the storage's own file system, because Ray would look for credentials
-    elsewhere. Raises ValueError if the folder or a parent is a link.
+    For a URL, the file system is the storage's own, because Ray would look for credentials
+    elsewhere. For a local folder it is None. Raises ValueError if the folder or a parent is a link.
     """
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 

@@ -1,6 +1,6 @@
-"""Executes the nodes of a source, and yields an event for everything that happens to them.
+"""Executes the nodes of a source, and yields events about them.
 
-The state of the nodes is in the storage, and an executor only decides which node starts next.
+The state of the nodes is in the storage. An executor only decides which node starts next.
 """
 
 import contextlib
@@ -54,10 +54,10 @@ class Event:
 
 
 class Executor:
-    """Executes nodes. Subclasses define where.
+    """Executes nodes. Subclasses define where they run.
 
-    `done` are ids of nodes that are known to be done, so the storage is not read for them.
-    `placements` are by node id. A node without a placement has one rank.
+    `done` are ids of nodes that are known to be done, so that the storage is not read for them.
+    `placements` are keyed by node id.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class Executor:
         return self
 
     def __exit__(self, *_) -> None:
-        """Ends idle processes."""
+        """Stops idle processes."""
 
     def events(self, source: Iterable[Sequence[Node]]) -> Iterator[Event]:
         """Executes the source's nodes that are not done, and yields events.
 
-        The next nodes are taken from the source when all earlier nodes have ended.
+        Takes the source's next group of nodes when all earlier nodes have ended.
         """
         for nodes in source:
             self.progress.done |= self._known & {node.id for node in nodes}
@@ -97,7 +97,7 @@ class Executor:
                 yield from self._take() or (Event(WAITED),)
 
     def advance(self) -> bool:
-        """Starts the nodes that can start now; returns whether any node is left."""
+        """Starts nodes that can start now; returns False if nothing is left to do."""
         raise NotImplementedError
 
     def wait(self) -> None:
@@ -105,7 +105,7 @@ class Executor:
         raise NotImplementedError
 
     def look_at_runs(self) -> bool:
-        """Calls `look`, and reads heartbeats into `progress`; returns whether they are new."""
+        """Calls `look` and updates `progress.heartbeats`; returns True if they are new."""
         running = (i for i in self.progress.running if i in self._begun_runs)
         has_new = self._heartbeats.look(running)
         self.progress.heartbeats = self._heartbeats.latest
@@ -135,10 +135,11 @@ class Executor:
 class LocalExecutor(Executor):
     """Executes nodes one after another in this process, without Ray.
 
-    A ValueError, a non-finite loss or running out of memory fails a node and blocks its dependants.
-    A device error becomes Stopped, with the result of a probe. All other errors are raised
-    unchanged, so that a debugger stops where they happened. SIGTERM, Ctrl-C and the end of
-    `limit_s` (exit code `TIME_IS_UP`) stop the process after the current step, with a checkpoint.
+    A node fails on a ValueError, a non-finite loss or an out-of-memory error, and blocks its
+    dependants. A device error is raised as Stopped, with the result of a probe. All other errors
+    are raised unchanged, so that a debugger stops where they occurred. On SIGTERM, on Ctrl-C or
+    after `limit_s` (exit code `TIME_IS_UP`), the process exits after the current step, with a
+    checkpoint.
     """
 
     # The seconds from the start of the block after which the process stops.
@@ -217,7 +218,7 @@ def execute_task(
     resources: Resources | None = None,
     stop_request: StopRequest | None = None,
 ) -> list[str]:
-    """Executes a node, or evaluations with common work, and returns the warnings."""
+    """Executes a node, or evaluations with common work; returns the warnings."""
     configs, tags = [node.config for node in task], [node.names for node in task]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
@@ -237,9 +238,9 @@ def execute_node(
 ) -> dict:
     """Executes a node and returns its result.
 
-    A run of several ranks is executed on Ray Train with `resources`, every other node in this
-    process. `stop_request` is passed to `execute_run`. If another process works on the run, raises
-    LeaseHeld before any worker is requested from Ray.
+    A multi-rank run is executed on Ray Train with `resources`, any other node in this process.
+    `stop_request` is passed to `execute_run`. Raises LeaseHeld if another process is executing the
+    run. For a multi-rank run, this is checked before workers are requested from Ray.
     """
     if not isinstance(config, RunConfig):
         return execute_evaluation(config, tags, execution)

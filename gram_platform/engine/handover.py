@@ -2,8 +2,8 @@
 
 A study's `--export-nodes FILE` writes the nodes. On the other machine, which needs torch, numpy,
 safetensors, fsspec and tokenizers, `python -m gram_platform.engine.handover FILE --storage DIR`
-executes them, or continues where it stopped. With `--unpack` it writes the results of an archive
-into the study's storage.
+executes them, or continues after an interruption. `--archive` packs their results, and `--unpack`
+writes the results of an archive into the study's storage.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from gram_platform.store.files import is_safe_name
 from gram_platform.store.folders import LocalFolder, open_folder
 from gram_platform.store.root import FOLDERS
 
-# Names in an attempt's folder, or their beginnings if set aside, that an archive leaves out.
+# Prefixes of the names in an attempt's folder that an archive omits, also if set aside.
 HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)
 # The most unpacked bytes of one file of an archive and of all its files, and the most files.
 MOST_BYTES_UNPACKED, MOST_BYTES_IN_ALL = 2**30, 2**33
@@ -65,16 +65,16 @@ class NodeFields(TypedDict):
 
 
 class NodesFile(TypedDict):
-    """The content of a file of nodes. `corpora` has the recipe of each corpus by data_id."""
+    """The content of a nodes file. `corpora` maps each data_id to the recipe of its corpus."""
 
     corpora: dict[str, dict]
     nodes: list[NodeFields]
 
 
 def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
-    """Returns the nodes without a result, and the runs that these nodes need.
+    """Returns the nodes without a result, and the runs that they need.
 
-    The runs are returned even if they are done, because weights are not exported.
+    Includes these runs even if they are done, because weights are not exported.
     """
     by_id = {node.id: node for node in nodes}
     open_ids = list(by_id.keys() - find_done_ids(nodes, store))
@@ -87,7 +87,7 @@ def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
 
 
 def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecipe]) -> None:
-    """Writes nodes, each after the nodes that it needs, and the recipes of their data as JSON."""
+    """Writes the nodes, in the given order, and the recipes of their data to a JSON file."""
     data_ids = {node.data_id for node in nodes}
     corpora = {recipe.data_id: recipe.plain() for recipe in recipes if recipe.data_id in data_ids}
     plain = [
@@ -98,7 +98,7 @@ def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecip
 
 
 def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
-    """Reads (nodes, recipe by data_id). Raises ValueError for a file with other content.
+    """Reads (nodes, recipe by data_id) from a nodes file. Raises ValueError if it is invalid.
 
     A recipe is None if its corpus cannot be packed from the recipe alone.
     """
@@ -126,7 +126,7 @@ def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
 
 
 def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> None:
-    """Packs generated stories. Raises ValueError if another corpus is not stored."""
+    """Packs corpora of generated stories. Raises ValueError if any other corpus is missing."""
     for data_id, recipe in recipes.items():
         if recipe is not None:
             say(f"data {data_id}: packing, unless it is there")
@@ -142,10 +142,10 @@ def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> No
 
 
 def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
-    """Packs all files of ended nodes, except weights and checkpoints, into a .tar.gz.
+    """Packs the files of ended nodes, except weights and checkpoints, into a .tar.gz.
 
-    Returns the number of ended nodes. Unpacked into another storage, these nodes count as done
-    or diverged. Nodes that need their weights fail there.
+    Returns the number of ended nodes. In a storage with the unpacked archive, these nodes are done
+    or diverged, but nodes that need their weights fail.
     """
     lifecycle, root = NodeLifecycle(store), Path(store.root)
     ends = lifecycle.ends(nodes)
@@ -163,10 +163,10 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
 
 
 def unpack_archive(path: Path, store: Store) -> int:
-    """Writes the files of an archive that the storage lacks; returns how many it wrote.
+    """Writes those files of an archive that are missing from the storage; returns their number.
 
-    Raises ValueError, before anything is written, for content that `write_archive` does not write,
-    such as a link or a path that leads out of the storage.
+    Raises ValueError before it writes anything if the archive contains what `write_archive` never
+    writes, such as a link or a path out of the storage.
     """
     files, folders = set(), set()
     for names, *_ in _read_archive(path):
@@ -185,10 +185,10 @@ def unpack_archive(path: Path, store: Store) -> int:
 
 
 def _read_archive(path: Path) -> Iterator[tuple[tuple[str, ...], int, gzip.GzipFile]]:
-    """Yields (parts of the path, number of bytes, stream at the content) of each file.
+    """Yields (path components, size in bytes, stream at the content) for each file.
 
-    Accepts only headers of files and of long file names, because `write_archive` writes no others.
-    `tarfile` would read any other header into memory, whatever its length.
+    Accepts only the headers that `write_archive` writes, for files and long file names. `tarfile`
+    would read any other header into memory, regardless of its size.
     """
     target_kind("archive", path)
     num_files, long_name = 0, ""
@@ -254,8 +254,8 @@ def _execute(executor: LocalExecutor, nodes: Sequence[Node]) -> Progress:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command.
 
-    The exit code is 0 if all nodes are done, 1 if some failed, 2 for bad input, and 3 if the time
-    is up and nodes are left.
+    Exits with 0 if all nodes are done, 1 if some failed, 2 for invalid input, and 3 if the time
+    limit is reached before all nodes have ended.
     """
     outlive_output()
     with exit_codes(
@@ -271,13 +271,13 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m gram_platform.engine.handover", description=__doc__
     )
     flag = parser.add_argument
-    flag("file", help="what --export-nodes has written; with --unpack what --archive has written")
-    flag("--unpack", action="store_true", help="write the results that the storage lacks, and end")
+    flag("file", help="file written by --export-nodes, or (with --unpack) by --archive")
+    flag("--unpack", action="store_true", help="write the results that the storage lacks, and exit")
     flag("--storage", required=True, help="local folder of runs, results and packed data")
     flag("--archive", default="", help="a .tar.gz for the results, without weights and checkpoints")
-    flag("--max-minutes", type=float, default=0, help="then end with a checkpoint and exit code 3")
+    flag("--max-minutes", type=float, default=0, help="then save a checkpoint and exit with code 3")
     flag("--device", default="", help="cpu or cuda (default: cuda if there is a GPU)")
-    flag("--threads", type=int, default=1, help="CPU threads, on which a run's exact bits depend")
+    flag("--threads", type=int, default=1, help="CPU threads; a run's exact result depends on them")
     return parser.parse_args(arguments)
 
 

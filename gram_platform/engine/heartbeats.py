@@ -1,4 +1,4 @@
-"""Reads the heartbeats of running runs in a thread, because an object store is slow to answer."""
+"""Reads heartbeats of running runs in a thread, because an object store responds slowly."""
 
 import math
 import time
@@ -18,9 +18,9 @@ LATE_S = 600.0
 
 
 class Heartbeats:
-    """The last heartbeat of each running run, in `latest` by run id.
+    """Keeps the last heartbeat of each running run in `latest`, by run id.
 
-    A heartbeat is what `RunDirectory.progress` returns.
+    A heartbeat has the fields that `RunDirectory.progress` returns.
     """
 
     def __init__(self, store: Store):
@@ -29,9 +29,9 @@ class Heartbeats:
         self._next, self._late, self._is_reading = 0.0, math.inf, False
 
     def look(self, run_ids: Iterable[str]) -> bool:
-        """Returns whether a reading has ended since the last call. Never waits.
+        """Returns True if a reading has finished since the last call. Never blocks.
 
-        After a pause, starts the next reading of these runs. Raises the last reading's error.
+        Raises the error of this reading, if any. After a pause, reads the runs' heartbeats again.
         """
         now = time.monotonic()
         if self._job.is_busy:
@@ -55,7 +55,7 @@ class Heartbeats:
         self._next = ended + max(SHORTEST_PAUSE_S, PAUSE_RATIO * (ended - started))
 
     def _beat_of(self, run_id: str) -> dict | None:
-        """Reads the known attempt's lease. Without a new heartbeat, reads the last attempt's."""
+        """Returns the known attempt's heartbeat if it is new, otherwise the last attempt's."""
         run, before = self._store.run(run_id), self.latest.get(run_id)
         lease = read_lease(run.attempt(before["attempt"])) if before else None
         if before and lease and not lease["released"] and lease["time"] > before["time"]:

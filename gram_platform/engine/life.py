@@ -1,8 +1,8 @@
-"""Decides which nodes can start, and what follows when a node ends or crashes.
+"""Decides which nodes can start, and what to do when a node ends or crashes.
 
-`docs/architecture.md` has a table of a node's states. Preemptions do not fail a run that makes
-progress, because a new checkpoint resets the count of crashes. A crash on a machine that is then
-cordoned is not counted.
+`docs/architecture.md` has a table of a node's states. A new checkpoint resets the count of a run's
+crashes, so preemptions do not fail a run that makes progress. A crash does not count if its machine
+is cordoned afterwards.
 """
 
 import functools
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAX_CRASHES = 4
 HELD_RETRY_S = 2.0
 HELD, CRASHED, LACKS_MEMORY, FAILED, BUG = "held", "crashed", "lacks memory", "failed", "bug"
-# What follows an error, next to HELD and FAILED.
+# Other actions after an error, besides HELD and FAILED.
 AGAIN, ELSEWHERE = "again", "elsewhere"
 DIVERGENCE = {"kind": State.DIVERGED}
 
@@ -47,7 +47,7 @@ class Progress:
     heartbeats: Mapping[str, Mapping] = field(default_factory=dict)
     # Why a node failed, by its id.
     failed: dict[str, str] = field(default_factory=dict)
-    # The failed or blocked nodes that keep a node from ever starting, as ids by the node's id.
+    # Ids of the failed or blocked nodes that prevent a node from starting, by the node's id.
     blocked: dict[str, list[str]] = field(default_factory=dict)
     # The number of nodes that were done before this driver started.
     reused: int = 0
@@ -60,7 +60,7 @@ class Progress:
                 self.dependants[needed].append(node)
 
     def fail(self, node_id: str, message: str) -> list[str]:
-        """Records a failed node. Returns the ids of all nodes that need it, directly or not."""
+        """Records a failed node; returns the ids of all nodes that this newly blocks."""
         self.failed[node_id] = message
         culprits = [node_id]
         for culprit in culprits:
@@ -81,14 +81,14 @@ class NextStep:
 
 
 class CrashPolicy:
-    """Decides what one driver does after an error of a node or trial.
+    """Decides what a driver does after an error of a node or trial.
 
-    Crashes are counted in memory only, so the next submission counts from 0.
+    Crashes are counted only in memory, so a new submission starts from 0.
     """
 
     def __init__(self, cordon: "Cordon | None" = None):
         self._cordon = cordon
-        # The machines of the crashes since the last checkpoint, and its step, by the node's name.
+        # Machines of the crashes since the last checkpoint, and its step, by node or trial name.
         self._crashes: dict[str, tuple[list[str], int]] = {}
         self._lacked_memory: set[str] = set()
 
@@ -98,8 +98,7 @@ class CrashPolicy:
         """Returns what to do after an error of the node or trial with this name.
 
         `kind` is the error's `kind_of`, `text` its message, and `saved_step` the step of the last
-        checkpoint. `probe` is the device's last probe. If that probe failed, the machine is
-        cordoned.
+        checkpoint. Cordons the machine if `probe`, the last probe of its device, failed.
         """
         if kind == HELD:
             return NextStep(HELD)
@@ -115,7 +114,10 @@ class CrashPolicy:
         return NextStep(FAILED, f"{text} ({MAX_CRASHES} crashes without a checkpoint in between)")
 
     def _count(self, name: str, saved_step: int, machine: str) -> int:
-        """Counts a crash; returns how many since the last checkpoint were on working machines."""
+        """Records a crash; returns the number of crashes since the last checkpoint.
+
+        Crashes on machines that are cordoned now are excluded.
+        """
         machines, step = self._crashes.get(name, ([], 0))
         machines = [*(machines if saved_step <= step else ()), machine]
         self._crashes[name] = machines, saved_step
@@ -124,9 +126,9 @@ class CrashPolicy:
 
 
 def kind_of(error: BaseException | None) -> str:
-    """Returns an error's kind, which is HELD, CRASHED, LACKS_MEMORY, FAILED or BUG.
+    """Returns the kind of an error: HELD, CRASHED, LACKS_MEMORY, FAILED or BUG.
 
-    FAILED means that the node would fail on every machine. BUG means that the program is wrong.
+    FAILED means that the node would fail on any machine. BUG is any unexpected error.
     """
     if isinstance(error, LeaseHeld):
         return HELD
@@ -138,7 +140,7 @@ def kind_of(error: BaseException | None) -> str:
 
 
 class NodeLifecycle:
-    """Reads how nodes have ended. Stores an ended node's tags, and its config if none is stored."""
+    """Reads how nodes ended. Stores an ended node's tags, and its config if it is missing."""
 
     def __init__(self, store: Store, retry_diverged: bool = False):
         self._store, self._retry_diverged = store, retry_diverged
@@ -155,7 +157,7 @@ class NodeLifecycle:
         directory.add_tags(tags_to_add(directory.tags(), node.names))
 
     def divergence(self, node: Node) -> str:
-        """Reads why a run diverged, or "" if it did not or if `retry_diverged` is true."""
+        """Returns why a run diverged, or "" if it did not or if `retry_diverged` is true."""
         if self._retry_diverged or not node.is_run:
             return ""
         failure = self._store.run(node.id).failure()
@@ -165,9 +167,9 @@ class NodeLifecycle:
         return failure["message"]
 
     def ends(self, nodes: Iterable[Node]) -> dict[str, str | None]:
-        """Reads how nodes ended, by id. The listing of an object store is read once for all nodes.
+        """Returns how each node ended, by id. Lists an object store only once for all nodes.
 
-        The value is "" for a done node, the reason for a diverged run, and None for all others.
+        The value is "" for a done node, the reason for a diverged run, and None for any other node.
         """
         nodes = list(nodes)
         stored, done = _read_finished(nodes, self._store)
@@ -190,15 +192,15 @@ class NodeLifecycle:
             raise TrainingDiverged(message)
 
 
-# A place in a queue, of minus the longest path from a node and the node's number.
+# A sort key in a queue: (minus the hours of the longest path from a node, the node's number).
 Place = tuple[float, int]
 
 
 class WaitingNodes:
-    """The nodes that one driver has yet to execute, and the tasks that can start now.
+    """The nodes that one driver still has to execute, and the tasks that can start now.
 
-    A task is one node, or all evaluations of a run with common work. When a node ends, only the
-    nodes that need it are looked at.
+    A task is one node, or all evaluations with equal `common_work`. When a node ends, only its
+    dependants are checked.
     """
 
     def __init__(
@@ -208,7 +210,7 @@ class WaitingNodes:
         placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
     ):
         self._progress, self._lifecycle, self._placements = progress, lifecycle, placements
-        # The number of the node that was last put in front of all others.
+        # The number of the node that was last put first in its queue.
         self._first = 0
         # The nodes of each task that can start, by the task's key.
         self._tasks: dict[object, list[Node]] = {}
@@ -216,7 +218,7 @@ class WaitingNodes:
         self._queues: dict[tuple[str, int], list[tuple[Place, object]]] = {}
         # The number of needed nodes that are not done, by node id.
         self._open: dict[str, int] = {}
-        # The nodes that wait before they are retried, as a heap of (monotonic time, place, node).
+        # Nodes that wait for a retry, as a heap of (monotonic time, place, node).
         self.delayed: list[tuple[float, Place, Node]] = []
         # Ids of the delayed nodes that another driver executes.
         self._held: set[str] = set()
@@ -225,7 +227,7 @@ class WaitingNodes:
         self._place: dict[str, Place] = {}
 
     def add(self, nodes: Sequence[Node]) -> None:
-        """Adds nodes, and reads from the storage which of them have ended already."""
+        """Adds nodes, and reads from the storage which of them have already ended."""
         progress = self._progress
         progress.add(nodes)
         ends = self._lifecycle.ends(n for n in nodes if n.id not in progress.done)
@@ -246,11 +248,12 @@ class WaitingNodes:
         return bool(self._tasks or self._open or self.delayed)
 
     def tasks(self) -> Iterator[tuple[int, Iterator[Task]]]:
-        """Yields (number of ranks, tasks that can start). The caller calls `start` for each task.
+        """Yields (number of ranks, tasks that can start), in the order in which they should start.
 
-        Evaluations come first, because they are short and fill the table. The runs with the most
-        ranks follow, because other runs would take their resources. Among runs with the same number
-        of ranks, those that begin the longest chain of nodes, in hours, come first.
+        The caller calls `start` for each task. Evaluations come first, because they are short and
+        fill the table. Then come the runs with the most ranks, because smaller runs would take
+        their resources. Among runs with equally many ranks, those at the start of the longest chain
+        of nodes, in hours, come first.
         """
         for (_, minus_ranks), queue in sorted(self._queues.items()):
             yield -minus_ranks, (tuple(self._tasks[key]) for _, key in queue)
@@ -267,16 +270,16 @@ class WaitingNodes:
             self._make_ready_if_open(dependant, 1)
 
     def fail(self, node: Node, message: str) -> None:
-        """Records that a node has failed, and removes all nodes that need it."""
+        """Records that a node has failed, and removes all nodes that depend on it."""
         for blocked in self._progress.fail(node.id, message):
             self._open.pop(blocked, None)
 
     def retry(
         self, node: Node, after_s: float = HELD_RETRY_S, held: bool = False, alone: bool = False
     ) -> None:
-        """Retries a node after a delay, before all other nodes of its queue.
+        """Retries a node after a delay, ahead of all other nodes in its queue.
 
-        `held` means that another driver executes the node. `alone` means that the node gets its own
+        `held` means that another driver is executing the node. With `alone`, the node gets its own
         task from now on.
         """
         self._held |= {node.id} if held else set()
@@ -286,7 +289,7 @@ class WaitingNodes:
         heapq.heappush(self.delayed, (time.monotonic() + after_s, self._place[node.id], node))
 
     def look_again(self) -> list[Node]:
-        """Makes delayed nodes ready when due. Returns the nodes that another driver has ended."""
+        """Makes delayed nodes ready when due; returns those that another driver has ended."""
         ended = []
         while self.delayed and self.delayed[0][0] <= time.monotonic():
             _, _, node = heapq.heappop(self.delayed)
@@ -333,10 +336,10 @@ def find_done_ids(nodes: Iterable[Node], store: Store) -> set[str]:
 def _read_finished(
     nodes: Sequence[Node], store: Store
 ) -> tuple[Mapping[str, Finished | None], set[str]]:
-    """Reads what is stored of nodes and of the runs that they need, and which nodes are done.
+    """Reads the stored state of nodes and of the runs that they need.
 
-    Returns (`store.read_finished` by id, ids of done nodes). A node is done if it has a result, the
-    nodes that it needs are done, and its result was made from their current weights.
+    Returns (`store.read_finished` by id, ids of done nodes). A node is done if it has a result, all
+    nodes that it needs are done, and the result was made from their current weights.
     """
     needs_of = {node.id: node.needs for node in nodes}
     keys = [(node.kind, node.id) for node in nodes]
@@ -369,7 +372,7 @@ def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
 def find_ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False) -> set[str]:
     """Returns the ids of nodes that are done.
 
-    Without `retry_diverged`, also returns diverged runs and the nodes that need them.
+    Unless `retry_diverged` is true, also returns diverged runs and all nodes that need them.
     """
     nodes = list(nodes)
     stored, done = _read_finished(nodes, store)
@@ -389,6 +392,6 @@ def is_divergence(failure: Mapping | None) -> bool:
 
 
 def failure_message(error: BaseException) -> str:
-    """Returns why a node failed, with the error's class if the error is not meant for users."""
+    """Returns an error's message, preceded by its class unless the message is meant for users."""
     for_users = TrainingDiverged | OutOfMemory | ValueError | DeviceError | Unavailable
     return str(error) if isinstance(error, for_users) else f"{type(error).__name__}: {error}"

@@ -1,8 +1,8 @@
-"""Finds the cores and ports that this process may use, and makes a folder for a Ray.
+"""Finds the cores and ports that this process can use, and creates a folder for Ray.
 
-If a driver is killed, two processes of its Ray run on for a minute, and Ray's files stay. So a
-second process waits for the driver's end, kills the rest of Ray and removes the folder. It executes
-this file, which therefore imports only the standard library.
+If a driver is killed, two of its Ray processes run on for a minute, and Ray's files remain. So a
+second process waits until the driver exits, kills the rest of Ray and removes the folder. It
+executes this file, which therefore imports only the standard library.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from pathlib import Path, PurePosixPath
 KEEP = b"keep\n"
 # The beginning of the command lines of Ray's worker processes.
 TITLE = b"ray::"
-# After this time the folder is removed even if a process has one of its files open.
+# After this time the folder is removed even if some of its files are open.
 CLEARING_S = 10.0
 
 
 def free_port(*wanted: int) -> int:
     """Returns the first free port of `wanted`, otherwise a random free port.
 
-    Random ports are from a range in which neither the system nor Ray chooses ports.
+    Random ports are outside the ranges from which the system and Ray choose.
     """
     candidates = list(wanted)
     while True:
@@ -40,7 +40,7 @@ def free_port(*wanted: int) -> int:
 
 
 def num_cpus() -> int:
-    """Returns how many cores this process may use, from its CPU affinity and control groups."""
+    """Returns how many cores CPU affinity and control groups allow this process to use."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -50,7 +50,7 @@ def num_cpus() -> int:
 def _quotas(
     proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> Iterator[float]:
-    """Yields this process's CPU quotas in cores, from control groups of version 1 and 2."""
+    """Yields the CPU quotas of this process, in cores, from control groups version 1 and 2."""
     with contextlib.suppress(OSError):
         for line in proc.read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
@@ -64,24 +64,24 @@ def _quotas(
                 with contextlib.suppress(OSError, ValueError):
                     words = " ".join((place / name).read_text(encoding="utf-8") for name in names)
                     quota, period = map(int, words.split())
-                    # Without a quota, version 1 says -1, and version 2 says `max`.
+                    # Without a quota, version 1 has -1, and version 2 `max`.
                     if quota > 0:
                         yield quota / period
 
 
 def safe_path(*folders: str) -> dict[str, str]:
-    """Returns environment variables that stop Python from importing from the current folder.
+    """Returns environment variables that prevent Python from importing from the current folder.
 
-    PYTHONPATH becomes `folders`, by default the folders of this process's PYTHONPATH.
+    PYTHONPATH is set to `folders`, by default to the folders in this process's PYTHONPATH.
     """
     path = folders or os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 class OwnFolder:
-    """A new folder that only this user can enter, removed when this process ends.
+    """A new folder that only this user can enter, removed when this process exits.
 
-    `path` is a folder inside it, which Ray makes accessible to everybody.
+    `path` is a folder inside it, which Ray makes accessible to all users.
     """
 
     def __init__(self, place: Path) -> None:
@@ -105,9 +105,9 @@ class OwnFolder:
 
 
 def remove_at_end(folder: Path) -> None:
-    """Waits for the end of standard input, then kills Ray and removes the folder.
+    """Waits until standard input closes, then kills Ray and removes the folder.
 
-    If the input is KEEP, kills and removes nothing.
+    If the input is KEEP, does neither.
     """
     if sys.stdin.buffer.readline() == KEEP:
         return
@@ -122,9 +122,9 @@ def remove_at_end(folder: Path) -> None:
 
 
 def users_of(folder: Path) -> Iterator[int]:
-    """Yields the ids of visible processes that have a file of the folder open."""
+    """Yields the ids of visible processes that have a file in the folder open."""
     for process in Path("/proc").glob("[0-9]*"):
-        # Processes of other users cannot be seen, and some end meanwhile.
+        # Other users' processes are not visible, and some exit meanwhile.
         with contextlib.suppress(OSError):
             for file in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):

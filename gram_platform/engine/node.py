@@ -53,7 +53,7 @@ NUM_TRAIN_RECORDS = 100
 
 
 class MetricsSummary:
-    """Averages training metrics over the `interval` steps of a record."""
+    """Averages training metrics over the `interval` steps of each record."""
 
     def __init__(self, run: RunConfig):
         self.run, self.interval = run, max(1, run.num_steps // NUM_TRAIN_RECORDS)
@@ -64,7 +64,7 @@ class MetricsSummary:
         self.first_step, self.started = first_step, time.monotonic()
 
     def state(self) -> dict:
-        """Returns the losses and norms since the last record as JSON, or {} if there are none."""
+        """Returns the losses and norms since the last record as plain values; {} if none."""
         losses = {domain: list(losses) for domain, losses in self.losses.items()}
         return {"losses": losses, "norms": list(self.norms)} if self.norms else {}
 
@@ -77,7 +77,7 @@ class MetricsSummary:
         self.norms: list[float] = []
 
     def add(self, record: StepRecord) -> dict[str, float]:
-        """Adds a step. Returns the metrics of the record that the step completes, or {}."""
+        """Adds a step. If it completes a record, returns the record's metrics, otherwise {}."""
         for domain, loss in zip(record.domains, record.losses, strict=True):
             self.losses[domain].append(loss)
         self.norms.append(record.grad_norm)
@@ -110,10 +110,10 @@ def execute_run(
 ) -> dict:
     """Trains a run from its last checkpoint unless it has a current result; returns the result.
 
-    SIGTERM, or the caller's `stop_request`, ends the process after the current step, with a
-    checkpoint. Raises LeaseHeld while another process works on the run, and ValueError if the
-    checkpoint was made with other data. TrainingDiverged, OutOfMemory (with advice) and unforeseen
-    errors are raised, and recorded as the run's failure.
+    On SIGTERM or a stop request, exits after the current step, with a checkpoint. Raises LeaseHeld
+    while another process is training the run, and ValueError if the checkpoint was made with other
+    data. TrainingDiverged, OutOfMemory (with advice) and unexpected errors are raised and recorded
+    as the run's failure.
     """
     set_up_torch(execution)
     store = execution.store()
@@ -155,9 +155,9 @@ Start = Mapping[str, RowsOnDisk] | None
 
 @contextlib.contextmanager
 def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
-    """Context manager that yields the verified dense weights that a run starts from.
+    """Context manager that yields the verified dense weights from which a run starts.
 
-    Yields None for a random start. Sets corrupted weights aside.
+    Yields None if the run starts from random weights. Sets corrupted weights aside.
     """
     if run.start is None:
         yield None
@@ -167,7 +167,7 @@ def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
 
 
 def schedule_reader(run: RunConfig, corpus: PackedCorpus) -> ScheduleReader:
-    """Opens the sequences of a run. Only responses are trained on if `responses_after` is set."""
+    """Opens a run's sequences. If `responses_after` is set, training covers only the responses."""
     domains = sorted({piece.domain for budget in run.data.domains for piece in budget.pool})
     text = run.objective.responses_after
     separator = Separator(*separator_tokens(corpus.tokenizer_path, text)) if text else None
@@ -190,7 +190,7 @@ def new_learner(kind: type[Learner], run: RunConfig, execution: Execution, start
 
 
 class RunExecution:
-    """One attempt at a run, which trains, evaluates, commits checkpoints and writes the result.
+    """One attempt at a run: trains, evaluates, commits checkpoints and writes the result.
 
     `attempt` is None on all ranks except rank 0.
     """
@@ -229,7 +229,7 @@ class RunExecution:
 
     @property
     def identity(self) -> dict:
-        """The hashes of data and plan, which must equal the checkpoint's when a run is resumed."""
+        """The hashes of data and plan. A run resumes only from a checkpoint with equal hashes."""
         return {
             "data_fingerprint": self.corpus.fingerprint,
             "plan_sha256": self.schedule.fingerprint,
@@ -277,7 +277,7 @@ class RunExecution:
         return resumed
 
     def _steps(self, first_step: int) -> Iterator[StepRecord]:
-        """Trains step by step. Adds a step's metrics to `records` before it yields the step."""
+        """Trains and yields steps. A step's metrics are in `records` before the step is yielded."""
         self.summary.start(first_step)
         self._last_commit, self._commit_s = time.monotonic(), 0.0
         at_evaluations, at_probes = evaluation_steps(self.run), probe_steps(self.run)
@@ -323,13 +323,13 @@ class RunExecution:
             return validation_losses(self.learner, self.validation)
 
     def evaluate_progress(self) -> dict[str, float]:
-        """Measures `progress/loss/<domain>` on few sequences. The losses may be infinite or NaN."""
+        """Measures `progress/loss/<domain>` on few sequences. Losses can be infinite or NaN."""
         with self._as_evaluation():
             losses = progress_losses(self.learner, self.validation, self.progress.num_sequences)
         return {PROGRESS + domain: loss for domain, loss in losses.items()}
 
     def probe(self) -> dict[str, float]:
-        """Measures `norm/probe/<domain>/<module>`, gradient norms with all modules active."""
+        """Measures gradient norms with all modules active, as `norm/probe/<domain>/<module>`."""
         metrics = {}
         with self._as_evaluation():
             for domain, rows in self.validation.items():
@@ -366,7 +366,7 @@ class RunExecution:
             self.stop_request.exit()
 
     def commit(self, step: int) -> None:
-        """Copies the state, and writes a checkpoint of it in the background."""
+        """Copies the training state, and writes the copy as a checkpoint in the background."""
         started = time.monotonic()
         # Waits for the last checkpoint, because the new copy overwrites the last one.
         self.background.wait()

@@ -1,4 +1,4 @@
-"""Packs the parts of a corpus in Ray tasks of one core each, on one or on many machines."""
+"""Packs the parts of a corpus in single-core Ray tasks, on one or more machines."""
 
 import os
 import sys
@@ -22,18 +22,18 @@ from gram_platform.engine.machine import num_cpus as num_cores
 
 # A custom resource of Ray, one for each core of a machine for fetching and packing.
 PACK = "pack"
-# This variable is 1 if the cluster's autoscaler starts machines for packing. Ray does not say so.
+# Set to 1 if the cluster's autoscaler starts machines for packing, which Ray does not report.
 STARTS_PACK_MACHINES = "GRAM_PACK_MACHINES"
-# Tasks submitted to Ray at once, which is the demand that an autoscaler sees.
+# Tasks submitted to Ray at once, for which an autoscaler starts machines.
 IN_FLIGHT = 512
 LOOK_AT_PARTS_EVERY_S = 1.0
 
 
 def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
-    """Returns workers that pack on Ray, after a call of `connect`.
+    """Returns workers that call `connect` and then pack on Ray.
 
-    A single task is packed in this process, without Ray. With `anywhere` tasks run on all machines
-    of the cluster, which must see the same files. Otherwise they run on this machine. A task whose
+    A single task is packed in this process, without Ray. With `anywhere`, tasks run on all machines
+    of the cluster, which must see the same files. Otherwise, they run on this machine. A task whose
     process dies is retried. Raises ClusterLost if Ray dies.
     """
     return partial(_spread, connect, anywhere)
@@ -41,19 +41,19 @@ def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
 
 @dataclass(frozen=True)
 class PackingPlace:
-    """Ray's options for each task, and how many tasks are submitted to Ray at once."""
+    """Ray's options for each packing task, and how many tasks are submitted to Ray at once."""
 
     options: dict[str, object]
     at_once: int = IN_FLIGHT
 
 
 def placement(anywhere: bool) -> PackingPlace | None:
-    """Chooses where tasks run. Returns None if no two tasks can ever run at once.
+    """Chooses where packing tasks run. Returns None if only one task could run at a time.
 
-    With `anywhere` tasks run on the cluster's machines for packing, so that packing neither starts
-    nor slows down machines with GPUs. If there are no such machines, tasks run on any CPU of the
-    cluster. Without `anywhere` they run on Ray's CPUs on this machine, or on all its cores if Ray
-    has no CPUs here.
+    With `anywhere`, tasks run on the cluster's machines for packing, in order not to start or slow
+    down machines with GPUs. If there are no such machines, tasks run on any CPU of the cluster.
+    Without `anywhere`, they run on Ray's CPUs on this machine, or on all its cores if Ray has no
+    CPUs here.
     """
     if anywhere and _has_pack_machines():
         return PackingPlace(

@@ -17,7 +17,7 @@ from gram_platform.train.data import gpu_of_this_thread, start_thread
 try:
     import psutil
 except ImportError:
-    # A machine that only trains does not need it.
+    # Not needed on a machine that only trains.
     psutil = None
 
 # Texts in memory errors of torch's CPU allocator, CUDA and its libraries that have no class.
@@ -30,12 +30,12 @@ ALLOCATORS = (
 )
 
 
-# The size in KiB and number of cuBLAS's buffers with which its products are deterministic.
+# The size in KiB and the number of buffers that make cuBLAS's products deterministic.
 CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
 def set_up_torch(execution: Execution) -> None:
-    """Sets this process's threads and determinism, before its first product on a GPU."""
+    """Sets torch's threads and determinism. Call it before the first product on a GPU."""
     torch.set_num_threads(execution.num_threads)
     # The setter imports torch's compiler, so it is called only for a change.
     if torch.are_deterministic_algorithms_enabled() != execution.deterministic:
@@ -47,7 +47,7 @@ def set_up_torch(execution: Execution) -> None:
 
 
 class OutOfMemory(RuntimeError):
-    """A process ran out of memory. The message has the planner's estimate, and advice."""
+    """A process ran out of memory. The message contains the planner's estimate and advice."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -57,7 +57,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def memory_advice(error: BaseException, division: Division) -> str:
-    """Returns the error's first line, the planner's estimate, and what would need less memory."""
+    """Returns a message with the error, the planner's estimate, and advice on using less memory."""
     reason = f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
     return f"out of memory ({reason}). {division.advice or 'Use a machine with more memory.'}"
 
@@ -65,7 +65,7 @@ def memory_advice(error: BaseException, division: Division) -> str:
 class BackgroundJob:
     """Runs one job at a time in a thread.
 
-    `wait` waits for the job and raises its error. The end of a `with` block does the same.
+    `wait`, or leaving a `with` block, waits for the job and raises its error.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class BackgroundJob:
         return self._job is not None and not self._job.done()
 
     def start(self, job: Callable[[], object]) -> None:
-        """Starts a job. Call it after `wait`."""
+        """Starts a job. Call `wait` first."""
         self._job = self._executor.submit(job)
 
     def wait(self) -> None:
@@ -101,7 +101,7 @@ SYSTEM_EVERY_S = 10.0
 
 
 class ResourceUsage:
-    """Measures a rank's machine, and its peak memory over calls of `look`."""
+    """Measures machine utilisation, and this rank's peak memory over all calls of `look`."""
 
     def __init__(self, device: str):
         self.device = torch.device(device)
@@ -126,10 +126,10 @@ class ResourceUsage:
         self.peak_bytes = max(self.peak_bytes, resident_bytes)
 
     def system(self) -> dict[str, float]:
-        """Measures the machine's processors, memory and GPU at most every `SYSTEM_EVERY_S`.
+        """Measures the utilisation of processors, memory and GPU at most every `SYSTEM_EVERY_S`.
 
-        Returns {} if it is called earlier. The keys are MLflow's names. A metric that cannot be
-        measured is skipped.
+        Returns {} if it is called sooner. The keys are MLflow's metric names. Omits metrics that
+        cannot be measured.
         """
         if time.monotonic() < self._next_system:
             return {}
@@ -178,10 +178,10 @@ POLL_S = 10.0
 
 
 class StopRequest:
-    """A request to stop this process, by a signal or because Ray drains its machine.
+    """A request to stop this process, from a signal or because Ray is draining its machine.
 
-    Runs read `received` after every step, and each read calls `look` with this object. With
-    `asks_ray=False` this object does not ask Ray, and its owner calls `receive`.
+    Runs read `received` after every step, which also calls `look` with this object. With
+    `asks_ray=False`, Ray is not asked, and the owner calls `receive` instead.
     """
 
     def __init__(
@@ -197,9 +197,9 @@ class StopRequest:
 
     @property
     def received(self) -> bool:
-        """Whether the process was asked to stop.
+        """Returns True if the process has been asked to stop.
 
-        A thread asks Ray every `POLL_S`, because the call blocks while Ray's head is lost.
+        Asks Ray every `POLL_S` in a thread, because the call blocks while Ray's head is lost.
         """
         self._look(self)
         may_ask = self._asks_ray and not (self._received or self._is_asking)
@@ -218,12 +218,12 @@ class StopRequest:
             self._is_asking = False
 
     def exit(self) -> None:
-        """Ends the process as the signal would, so that the parent process sees the signal."""
+        """Raises KeyboardInterrupt after Ctrl-C, otherwise SystemExit with the request's code."""
         raise KeyboardInterrupt if self._code == 128 + signal.SIGINT else SystemExit(self._code)
 
 
 def is_draining() -> bool:
-    """Returns whether Ray drains this machine, as before an announced preemption."""
+    """Returns True if Ray is draining this machine, as it does before an announced preemption."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return False
@@ -242,10 +242,10 @@ def is_draining() -> bool:
 def stop_on_signal(
     stop_request: StopRequest | None = None, signals: Sequence[int] = (signal.SIGTERM,)
 ) -> Iterator[StopRequest]:
-    """Context manager that turns the first of the signals into a stop request.
+    """Context manager that turns the first of `signals` into a stop request.
 
-    A second signal runs the previous handler. Only a main thread can handle signals. Another thread
-    gets the request of `note_sigterm`, if there is one.
+    A second signal calls the previous handler. Only the main thread can handle signals. Other
+    threads get `stop_request`, or by default the request of `note_sigterm`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield stop_request or _request_of_process or StopRequest()
@@ -262,10 +262,10 @@ _request_of_process: StopRequest | None = None
 
 
 def note_sigterm() -> None:
-    """Turns the first SIGTERM into a stop request for the threads of this process.
+    """Turns the first SIGTERM into a stop request for all threads of this process.
 
-    Call it in the main thread of a Ray Train worker, which trains in a second thread. Ray Train
-    itself reports a drained machine.
+    Call it in the main thread of a Ray Train worker, which trains in a second thread. The request
+    does not ask Ray about draining, because Ray Train reports it.
     """
     global _request_of_process
     _request_of_process = StopRequest(asks_ray=False)
@@ -273,9 +273,9 @@ def note_sigterm() -> None:
 
 
 def _receive_first(stop_request: StopRequest, signals: Sequence[int]) -> Callable[[], None]:
-    """Makes `stop_request` receive the first of the signals, and then restores the old handlers.
+    """Passes the first of `signals` to `stop_request`, then restores the previous handlers.
 
-    Returns a function that restores the old handlers earlier.
+    Returns a function that restores them earlier.
     """
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in signals}
 

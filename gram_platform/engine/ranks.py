@@ -1,7 +1,4 @@
-"""Trains one rank of a run of several ranks.
-
-Rank 0 holds the attempt. Every rank holds its own shard.
-"""
+"""Trains one rank of a multi-rank run."""
 
 import contextlib
 import json
@@ -51,14 +48,14 @@ Report = Callable[[Mapping[str, Any]], bool]
 
 @dataclass(frozen=True)
 class RanksStopped:
-    """Why all ranks stopped without a result. `reason` is LEFT or `State.DIVERGED`."""
+    """Why all ranks stopped without a result. `reason` is LEFT (on request) or `State.DIVERGED`."""
 
     reason: str
     message: str
 
 
 class _StopOfAllRanks(Exception):
-    """Ends the training on all ranks after a commit."""
+    """Stops training on all ranks after a commit."""
 
 
 def train_rank(
@@ -67,9 +64,9 @@ def train_rank(
     """Trains this rank's part of a run in an initialised process group.
 
     Returns None if the run is complete, otherwise why the ranks stopped. A thread calls `report`
-    every `REPORT_EVERY_S`, equally often on all ranks. While other ranks load or save, a rank waits
-    for at most `LONG_WORK_TIMEOUT_S`. In a step it waits for at most the process group's time-out.
-    If a rank runs out of memory, it raises OutOfMemory with advice.
+    every `REPORT_EVERY_S`, equally often on all ranks. A rank waits for others at most
+    `LONG_WORK_TIMEOUT_S` while they load or save, and at most the process group's time-out in a
+    step. Raises OutOfMemory, with advice, if this rank runs out of memory.
     """
     set_up_torch(execution)
     patient = _patient_group()
@@ -134,17 +131,17 @@ def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
 
 
 class Reports(StopRequest):
-    """Reports this rank's progress in a thread, because a report waits for ranks and Ray's head.
+    """Reports this rank's progress in a thread, because a report waits for other ranks and Ray.
 
-    All ranks must report equally often. So they vote on when to report, and no rank starts a report
-    while the last report of any rank is still running.
+    All ranks must report equally often. So they vote on when to report, and start no report while
+    any rank's last report is still running.
     """
 
     def __init__(self, report: Report | None, stop_request: StopRequest):
         super().__init__(asks_ray=False)
         self._report, self._of_process = report, stop_request
         self._next = time.monotonic() + REPORT_EVERY_S
-        # Stays True after an error, which so ends all ranks' reports but not the training.
+        # Stays True after an error, which thus stops all ranks' reports but not training.
         self.is_busy = False
 
     @property
@@ -166,9 +163,9 @@ class Reports(StopRequest):
 
 
 class VotingLearner(ShardedLearner):
-    """Sends the ranks' votes together with a step's losses, without another collective.
+    """Sends the ranks' votes together with a step's losses, in the same collective.
 
-    A vote of one rank decides for all ranks after the same step.
+    One rank's vote is enough for a decision, which all ranks make after the same step.
     """
 
     # Returns this rank's votes. It is set before the first step.
@@ -184,7 +181,7 @@ class VotingLearner(ShardedLearner):
 
 
 class ShardedExecution(RunExecution):
-    """The execution of one rank. If one rank is asked to stop, all ranks stop.
+    """Executes a run on one rank. If one rank is asked to stop, all ranks stop.
 
     Rank 0 holds the attempt, and its clock decides when all ranks checkpoint and report.
     """
@@ -215,9 +212,10 @@ class ShardedExecution(RunExecution):
         return None
 
     def _read_together(self, position: tuple[int, str]) -> Resumed:
-        """Reads this rank's rows of the checkpoint at (step, attempt_id).
+        """Reads this rank's rows of the checkpoint at `position`, (step, attempt_id).
 
-        If a rank fails, all ranks raise CorruptFile for damage or OSError for an unreadable file.
+        If any rank fails, all ranks raise OSError, or CorruptFile if all failures are damaged or
+        missing files.
         """
         resumed, error = None, None
         try:
@@ -270,9 +268,9 @@ class ShardedExecution(RunExecution):
             self.attempt.commit_shards(step, files, state, records)
 
     def _write_shards(self, folder: Folder, pieces: dict[str, Piece]) -> dict[str, str]:
-        """Writes this rank's shard; returns the SHA-256 of all ranks' files by name.
+        """Writes this rank's shard; returns the SHA-256 hashes of all ranks' files by file name.
 
-        If a rank fails, all ranks raise OSError.
+        If any rank fails, all ranks raise OSError.
         """
         files, error = {}, None
         try:
@@ -299,9 +297,9 @@ class ShardedExecution(RunExecution):
 
 
 def _from_all_ranks(value, group: dist.ProcessGroup) -> list:
-    """Returns the values of all ranks, in the order of ranks.
+    """Returns the values of all ranks, in rank order.
 
-    Values are sent as JSON, because torch's own functions for objects would unpickle them.
+    Values are sent as JSON, because torch's object collectives unpickle what they receive.
     """
     encoded = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]

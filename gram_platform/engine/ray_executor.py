@@ -1,7 +1,7 @@
-"""Executes nodes on Ray. As many run at once as fit, each after the nodes that it needs.
+"""Executes nodes on Ray, as many at once as fit, each after the nodes that it needs.
 
-A node whose process crashes restarts from its last checkpoint. A node that fails blocks only its
-dependants. Slots execute nodes of one rank, and Ray Train workers nodes of several ranks.
+If a node's process crashes, the node restarts from its last checkpoint. A failed node blocks only
+its dependants. Slots execute single-rank nodes, and Ray Train workers multi-rank runs.
 """
 
 import time
@@ -33,14 +33,14 @@ from gram_platform.engine.process import memory_advice
 from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, task_name
 from gram_platform.methods.nodes import Node
 
-# Seconds between two checks whether Ray is alive.
+# Seconds between two checks that Ray is alive.
 NOTICE_RAY_S = 0.1
 
 
 class RayExecutor(Executor):
-    """Executes nodes on an initialised Ray, on the machines that are not cordoned.
+    """Executes nodes on an initialised Ray cluster, except on cordoned machines.
 
-    Raises ClusterLost if the Ray dies, or if no machine has a device that works.
+    Raises ClusterLost if Ray dies, or if no machine has a working device.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RayExecutor(Executor):
         self.policy = CrashPolicy(cordon)
         self.slots, self.admission = SlotPool(execution, cordon), Admission(cordon.resources)
         self.in_flight: dict[ray.ObjectRef, Task] = {}
-        # Nodes that another driver has ended, and that are not reported yet.
+        # Nodes that another driver has ended, not yet reported.
         self.ended: list[Node] = []
         # Why a stalled node's process was killed, by node id.
         self.stalls: dict[str, str] = {}
@@ -123,9 +123,10 @@ class RayExecutor(Executor):
         return self.placement(task).fewest.num_ranks
 
     def _fitting(self) -> list[Task]:
-        """Chooses the tasks that fit on the cluster, now or once it has grown.
+        """Chooses the tasks that fit on the cluster, now or after it grows.
 
-        Raises ClusterLost if no task runs and the next task would fit only on cordoned machines.
+        Raises ClusterLost if no task is running and the next one would fit only on cordoned
+        machines.
         """
         free, chosen, too_wide = None, [], 0
         for ranks, tasks in self.waiting.tasks():
@@ -144,9 +145,9 @@ class RayExecutor(Executor):
         return chosen
 
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
-        """Starts a run of several ranks; returns the reference to its warnings.
+        """Starts a multi-rank run; returns the reference to its warnings.
 
-        A task on the driver's machine waits for the ranks, because this machine is not preempted.
+        A task on the driver's machine, which is not preempted, waits for the ranks.
         """
         here = ray.get_runtime_context().get_node_id()
         execute = _execute_gang.options(
@@ -172,7 +173,7 @@ class RayExecutor(Executor):
                 self.slots.kill(reference)
 
     def _take_back(self, reference: ray.ObjectRef) -> list[Node]:
-        """Records that a slot has started or a task has ended; returns the task's ended nodes."""
+        """Records a started slot or an ended task; returns the task's nodes that have ended."""
         if reference in self.slots.starting:
             try:
                 self.slots.note_start(reference)

@@ -1,7 +1,7 @@
-"""Wraps Ray's private functions, for which Ray 2.60 has no public ones.
+"""Wraps Ray's private functions for which Ray 2.60 has no public equivalent.
 
-No other module imports a private name of Ray. Ray Train and Ray Tune are imported in functions,
-because that takes a second.
+No other module imports a private name of Ray. Ray Train and Ray Tune are imported inside functions,
+because importing them takes a second.
 """
 
 import json
@@ -29,7 +29,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.experimental.internal_kv import _internal_kv_get
 from ray.job_config import JobConfig
 
-# The key of the report of an autoscaler of version 1, which `ray status` prints.
+# The key of the report of a version 1 autoscaler, which `ray status` prints.
 MONITOR_KEY = "__autoscaling_status"
 
 
@@ -42,7 +42,7 @@ class _OwnPath(list[str]):
 
 
 def own_job() -> JobConfig:
-    """Returns a job config whose workers do not import from the current folder first."""
+    """Returns a job config that keeps workers from importing from the current folder first."""
     job = JobConfig()
     job._py_driver_sys_path = _OwnPath()
     return job
@@ -51,23 +51,23 @@ def own_job() -> JobConfig:
 def largest_cluster() -> dict[str, float]:
     """Returns the cluster's maximum resources, or {} if no autoscaler has reported them.
 
-    The autoscalers of `ray up` and KubeRay never report them. A vendor's autoscaler may.
+    The autoscalers of `ray up` and KubeRay never report them, but a vendor's autoscaler might.
     """
     return (state.get_max_resources_from_cluster_config() or {}) if ray.is_initialized() else {}
 
 
 def draining_machines() -> set[str]:
-    """Returns the ids of the machines that Ray drains, as it does before a preemption.
+    """Returns the ids of the machines that Ray is draining, as it does before a preemption.
 
-    A worker of Ray Train asks Ray Train instead.
+    Workers of Ray Train ask Ray Train instead.
     """
     return set(state.get_draining_nodes())
 
 
 def machine_types() -> set[str]:
-    """Returns the machine types that Ray's autoscaler has reported, as its config names them.
+    """Returns the machine types that Ray's autoscaler has reported, named as in its config.
 
-    Ray may also report without an autoscaler. Each machine's type is then `node_<id>`.
+    Without an autoscaler, Ray may report `node_<id>` as each machine's type.
     """
     if is_autoscaler_v2(fetch_from_server=True):
         status = get_cluster_status(ray.get_runtime_context().gcs_address)
@@ -79,17 +79,17 @@ def machine_types() -> set[str]:
 
 
 def address_record() -> Path:
-    """Returns the path of the file in which `ray start` stores the address of its Ray."""
+    """Returns the path of the file where `ray start` stores its cluster's address."""
     return Path(get_ray_address_file(None))
 
 
 def address_of(given: str | None) -> str:
-    """Returns the HOST:PORT that `ray.init(address=given)` joins, or raises ConnectionError."""
+    """Returns the HOST:PORT that `ray.init(address=given)` uses, or raises ConnectionError."""
     return canonicalize_bootstrap_address(given)
 
 
 def refusal(address: str, token: str, timeout_s: float) -> str:
-    """Returns why the Ray at HOST:PORT cannot be joined, or "". Takes at most `timeout_s`."""
+    """Returns why the cluster at `address` cannot be joined, or "". Takes at most `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     try:
         with _channel(address) as channel:
@@ -145,11 +145,10 @@ def _channel(address: str) -> grpc.Channel:
 
 
 def adapt(trainer: Any) -> Any:
-    """Changes a trainer to request a run's ranks only once, as a placement group; returns it.
+    """Makes a trainer request a run's ranks only once, as a placement group; returns the trainer.
 
-    Otherwise Ray Train would also request each rank separately, and the autoscaler would start
-    machines of one GPU that no rank uses. Ray Train would also keep a process for datasets, which
-    no run has.
+    Ray Train would also request each rank separately, and the autoscaler would start machines with
+    one GPU that no rank uses. Also removes Ray Train's process for datasets, which no run has.
     """
     from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
     from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
@@ -167,7 +166,7 @@ def adapt(trainer: Any) -> Any:
 
 
 def error_of_trial(trial: Any) -> Exception:
-    """Reads the error that ended a trial's process, from the files of this driver's Ray."""
+    """Loads the error that ended a trial's process from the file that Ray Tune wrote."""
     # Ray Tune writes every error as text, and pickles only the errors of tasks and actors.
     if not trial.pickled_error_file:
         last = Path(trial.error_file).read_text().rpartition("Failure # ")[2]
@@ -177,9 +176,9 @@ def error_of_trial(trial: Any) -> Exception:
 
 
 def treat_memory_kill_as_crash() -> None:
-    """Makes Ray Tune restart a trial whose process Ray's memory monitor has killed.
+    """Makes Ray Tune restart a trial whose process was killed by Ray's memory monitor.
 
-    Otherwise the search would end, because Ray Tune does not know the error that Ray raises.
+    Otherwise the search would end, because Ray Tune does not handle the error that Ray raises.
     """
     from ray.air.execution._internal import actor_manager
 

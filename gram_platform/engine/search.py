@@ -1,8 +1,8 @@
 """Runs the trials of a search on Ray Tune, as many at once as fit on the cluster.
 
-Ray Tune places trials, reuses their processes and restarts crashed processes. Our searcher proposes
-trials and enforces limits. A search is resumed from Optuna's database and the storage, and never
-from Tune's own results in `<storage>/tune`.
+Ray Tune places trials, and reuses and restarts their processes. Our searcher proposes trials and
+enforces limits. A search resumes from Optuna's database and the storage, never from Tune's own
+results in `<storage>/tune`.
 """
 
 import logging
@@ -54,9 +54,9 @@ from gram_platform.engine.trials import (
 from gram_platform.methods.nodes import Node
 
 TUNE = {
-    # The processes that start at once, by default 1. Tune gives a waiting trial the next free
-    # process and cancels its pending start. So if processes started one by one, trials shorter than
-    # a start would never use more than one process.
+    # The most processes that start at once, by default 1. Tune gives a waiting trial the next free
+    # process and cancels its pending start. If processes started one by one, trials shorter than a
+    # start would never use more than one process.
     "TUNE_MAX_PENDING_TRIALS_PG": "64",
     # With Tune's handler an interrupted search would look as if it had ended.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
@@ -75,7 +75,7 @@ treat_memory_kill_as_crash()
 
 @dataclass(frozen=True)
 class Tuning:
-    """How Ray Tune runs the trials of a search."""
+    """The settings with which Ray Tune runs the trials of a search."""
 
     # The name of the folder of Tune's files.
     name: str
@@ -87,14 +87,14 @@ class Tuning:
 
 
 class TrialWatch:
-    """Observes trials, and decides whether the next trial starts. Its errors end the search."""
+    """Observes trials and decides whether another may start. Its errors end the search."""
 
     def may_start(self) -> bool:
-        """Returns whether another trial may start, which is true until a limit is reached."""
+        """Returns True if another trial may start, that is, if no limit has been reached."""
         return True
 
     def require_lead(self) -> None:
-        """Raises Stopped if another driver leads the search."""
+        """Raises Stopped if another driver has taken over the search."""
 
     def trial_started(self, proposal: Proposal) -> None:
         pass
@@ -112,10 +112,10 @@ def run_trials(
     watch: TrialWatch,
     place: Callable[[Node], Placement] = lambda node: ON_ONE_RANK,
 ) -> None:
-    """Runs all trials of the source on an initialised Ray, on machines that are not cordoned.
+    """Runs all trials of `source` on an initialised Ray cluster, except on cordoned machines.
 
-    `place` decides how each node of a trial is executed. An error of `source` or `watch` ends the
-    trials and is raised. Raises ClusterLost if no machine has a device that works.
+    `place` returns the placement of a trial's node. An error of `source` or `watch` stops the
+    trials and is raised. Raises ClusterLost if no machine has a working device.
     """
     for name, value in TUNE.items():
         os.environ.setdefault(name, value)
@@ -152,7 +152,7 @@ def run_trials(
 
 
 def _folder_name(trial) -> str:
-    """Names the folder of a trial's results after its point, because TensorBoard shows the name."""
+    """Names a trial's results folder after the trial, because TensorBoard shows this name."""
     return re.sub(r"[^\w.+-]+", "_", trial.config["name"])[:100] + f"-{trial.trial_id}"
 
 
@@ -167,9 +167,9 @@ class _StaysHere:
 
 
 class _Scheduler(_StaysHere, FIFOScheduler):
-    """Places trials, tells the searcher why their processes ended, and stops failed trials.
+    """Places trials, tells the searcher why their processes exited, and stops failed trials.
 
-    Ray Tune would restart every trial whose process ended.
+    Ray Tune itself would restart every trial whose process exited.
     """
 
     def __init__(self, searcher: "_Searcher", cordon: Cordon):
@@ -199,16 +199,16 @@ class _Scheduler(_StaysHere, FIFOScheduler):
         selector = machines_for(bundle, self._cordon, self._avoided.get(trial.trial_id, ""))
         options = {"bundle_label_selector": [selector]} if selector else {}
         trial.update_resources(tune.PlacementGroupFactory([bundle], **options))
-        # A trial of several ranks requests its ranks itself.
+        # A multi-rank trial requests its ranks itself.
         trial.config["cordoned"] = list(resources.cordoned)
 
 
 def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "") -> dict[str, str]:
-    """Returns Ray's label selector of the machines that may execute a trial; {} for all machines.
+    """Returns Ray's label selector of the machines that may execute a trial, or {} for all.
 
-    If the cluster must not grow, the selector names only present machines. A trial of several ranks
-    only waits for its ranks, so it is placed on the driver's machine, which is not preempted. The
-    machine with the id `avoided` is used only if there is no other.
+    If the cluster must not grow, the selector lists only present machines. A multi-rank trial only
+    waits for its ranks, so it runs on the driver's machine, which is not preempted. The machine
+    `avoided` (an id) is used only if no other is large enough.
     """
     if not {"CPU", "GPU"} & bundle.keys():
         return {NODE_ID: ray.get_runtime_context().get_node_id()}
@@ -224,9 +224,9 @@ def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "")
 
 
 class _Searcher(_StaysHere, Searcher, tune.Stopper):
-    """Proposes the trials of a source to Ray Tune, and tells the source their outcomes.
+    """Proposes a source's trials to Ray Tune, and reports their outcomes to the source.
 
-    Ends all running trials if the search has an error. The checkpoints of their runs stay.
+    If the search has an error, stops all running trials. The checkpoints of their runs remain.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
         self.error: Exception | None = None
 
     def has_failed(self) -> bool:
-        """Returns whether the search has an error."""
+        """Returns True if the search has an error, for example because Ray has died."""
         try:
             require_ray()
             self._watch.require_lead()
@@ -286,12 +286,11 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
         return {"name": proposal.name, "point": dict(proposal.point), "placements": placements}
 
     def _fits(self) -> bool:
-        """Returns whether one more trial may be proposed.
+        """Returns True if another trial may be proposed.
 
         A trial that depends on results is proposed only when it can start, so that Optuna knows as
-        many earlier results as possible. On a cluster that can grow, other trials may wait in Ray's
-        queue, so that the autoscaler starts machines. With `max_concurrent`, trials that depend on
-        results may wait there too.
+        many results as possible. On a cluster that can grow, other trials may wait in Ray's queue,
+        so that the autoscaler starts machines. With `max_concurrent`, all trials may wait there.
         """
         max_concurrent = self._tuning.max_concurrent
         if not self._running:
@@ -347,6 +346,6 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
             self.error = error
 
     def save(self, checkpoint_path: str) -> None:
-        """Writes an empty file, which Ray Tune expects. The trials' source keeps the state."""
+        """Writes an empty file, which Ray Tune expects. The state is in the trials' source."""
         with open(checkpoint_path, "wb"):
             pass

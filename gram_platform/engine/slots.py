@@ -1,12 +1,12 @@
-"""Keeps the processes that execute nodes of one rank.
+"""Manages slots, the processes that execute single-rank nodes.
 
-A slot is a Ray actor with the CPU threads of a rank and, if there are GPUs, a GPU or a share of a
-GPU. It executes one task after another and keeps its GPU until it ends. So no two runs share a GPU
-while another GPU is idle, and CUDA starts once for many tasks.
+A slot is a Ray actor with the CPU threads of one rank and, if there are GPUs, one GPU or a share of
+one. It executes one task after another and keeps its GPU until it exits. So no two runs share a GPU
+while another GPU is idle, and CUDA is initialised once for many tasks.
 
-A slot waits for a machine without a time limit, so that an autoscaler sees the demand. It probes
-its device before its first task. It ends after `IDLE_S` without work, so that its machine can be
-released, and after an unforeseen error, because its process may be unusable.
+A slot waits for a machine without a time limit, so that an autoscaler can start one. It probes its
+device before its first task. It exits after `IDLE_S` without work, so that its machine can be
+released, and after an unexpected error, because its process may be unusable.
 """
 
 import time
@@ -28,7 +28,7 @@ from gram_platform.train.loop import TrainingDiverged
 IDLE_S = 10.0
 MAX_FAILED_STARTS = 4
 MOST_S_TO_NEXT_START = 60.0
-# How long a slot may still start on a machine that Ray chose before the machine was cordoned.
+# How long slots may still start on a machine after it was cordoned.
 LAST_STARTS_S = 60.0
 # Errors of a task after which its process is still usable.
 FORESEEN = (LeaseHeld, TrainingDiverged, ValueError)
@@ -40,7 +40,7 @@ def task_name(task: Task) -> str:
 
 @ray.remote(max_restarts=0, max_task_retries=0)
 class Slot:
-    """The process of one slot."""
+    """The Ray actor of a slot."""
 
     def probe(self, execution: Execution) -> ProbeReport:
         return probe_here(execution)
@@ -57,7 +57,7 @@ class Slot:
 
 
 class SlotPool:
-    """Starts, fills and ends the slots of one driver."""
+    """Starts and stops the slots of one driver, and assigns tasks to them."""
 
     def __init__(self, execution: Execution, cordon: Cordon):
         self.execution, self.cordon = execution, cordon
@@ -75,12 +75,12 @@ class SlotPool:
         self._next_start = 0.0
 
     def request(self, number: int, reserved: str = "") -> None:
-        """Starts or ends slots, so that `number` slots are free.
+        """Starts or stops slots, so that `number` slots are free.
 
-        Surplus slots that have not started end at once. Other surplus slots end after `IDLE_S`
-        without work. After a failed start no slot starts for 1 s, then for 2 s, then for 4 s and so
-        on. `reserved` is a machine that is being freed for a run of several ranks. Its slots end
-        after their task. While a machine is reserved, no slot starts on any machine.
+        Surplus slots stop at once if they have not started, otherwise after `IDLE_S` without work.
+        After a failed start, no slot starts for 1 s, then for 2 s, 4 s and so on. `reserved` is a
+        machine that is being freed for a multi-rank run. Its slots stop after their tasks, and
+        meanwhile no slot starts on any machine.
         """
         now = time.monotonic()
         self._reserved_machine = reserved
@@ -106,7 +106,7 @@ class SlotPool:
             self._end_idle(slot)
 
     def machines_in_use(self) -> dict[str, int]:
-        """Returns the number of busy slots on each machine that has slots, by the machine's id."""
+        """Returns the number of busy slots on each machine with slots, by machine id."""
         counts = {probe.machine: 0 for probe in self.probes.values()}
         for slot in self.busy.values():
             counts[self.probes[slot].machine] += 1
@@ -114,9 +114,9 @@ class SlotPool:
 
     @property
     def may_come(self) -> bool:
-        """Whether slots may still start on a machine that has just been cordoned.
+        """Returns True if slots may still start on a machine that has just been cordoned.
 
-        These slots are useful if only one GPU of the machine is broken.
+        They are useful if only one of the machine's GPUs is broken.
         """
         return (
             bool(self._list_outdated()) and time.monotonic() - self.cordon.changed < LAST_STARTS_S
@@ -135,10 +135,10 @@ class SlotPool:
         self._end(slot)
 
     def note_start(self, reference: ray.ObjectRef) -> None:
-        """Records that a slot has started; cordons its machine if its device does not work.
+        """Records that a slot has started; cordons its machine if the device does not work.
 
         Raises Ray's error after `MAX_FAILED_STARTS` failed starts in a row. Slots that fail
-        together, as on a lost machine, count as one failed start.
+        together, for example on a lost machine, count as one.
         """
         slot = self.starting.pop(reference)
         try:
@@ -163,10 +163,10 @@ class SlotPool:
     def submit(
         self, task: Task, placement: Placement = ON_ONE_RANK, avoided: ProbeReport | None = None
     ) -> ray.ObjectRef | None:
-        """Gives a task to an idle slot, and returns the reference to its warnings.
+        """Submits a task to an idle slot; returns the reference to its warnings.
 
-        Returns None if no slot is idle. A slot with the probe `avoided` gets the task only if all
-        slots have this probe.
+        Returns None if no suitable slot is idle. A slot with the probe `avoided` is suitable only
+        if all slots have this probe.
         """
         # The slot that was used last gets the task, so that the others can end.
         slot = next((s for s in reversed(self.idle) if self.probes[s] != avoided), None)
@@ -182,10 +182,10 @@ class SlotPool:
         return reference
 
     def release(self, reference: ray.ObjectRef) -> ProbeReport | None:
-        """Takes the slot back from an ended task, and returns the slot's probe.
+        """Releases the slot of an ended task; returns the slot's probe.
 
-        The slot ends if it crashed, if the task's error was unforeseen, or if its machine is
-        reserved. For a task of several ranks, which has no slot, returns None.
+        Stops the slot if it crashed, if the task's error was unexpected, or if its machine is
+        reserved. Returns None for a multi-rank run, which has no slot.
         """
         slot = self.busy.pop(reference, None)
         if slot is None:

@@ -1,4 +1,4 @@
-"""Executes trials in a process of Ray Tune, and defines the process's reports to the driver.
+"""Executes trials in a Ray Tune process, and defines its reports to the driver.
 
 A process executes one trial after another. If a trial fails or crashes, the process reports this
 and raises an error in the next step, because Ray Tune ends a process only after an error.
@@ -19,12 +19,12 @@ from gram_platform.engine.trials import Outcome, Problem, Proposal, execute_tria
 # Keys of a trial's report, for the names of its metrics, the kind of a crash (`life.kind_of`), and
 # the probe of the device.
 SCORED, KIND, PROBE = "scored", "kind", "probe"
-# The fields of an outcome that stand in the report under their own names.
+# The fields of an outcome that a report contains under their own names.
 FACTS = tuple(f.name for f in fields(Outcome) if f.name not in ("name", "point", "metrics"))
 
 
 class Trial(tune.Trainable):
-    """Executes trials in one process of Ray Tune. Each trial reports once, at its end."""
+    """Executes trials in one Ray Tune process. Each trial reports once, at its end."""
 
     # Set by `trial_class`, and the same for all trials.
     problem: Problem
@@ -44,7 +44,7 @@ class Trial(tune.Trainable):
         try:
             report = outcome_report(self._execute())
         except BaseException as error:
-            # This includes SystemExit, with which a process on a drained machine ends.
+            # This includes SystemExit, with which a process on a drained machine exits.
             report = crash_report(error)
         self._is_over = ends_process(report)
         # The probe is a tuple, because Ray Tune flattens a dict.
@@ -73,18 +73,18 @@ class Trial(tune.Trainable):
 def trial_class(
     problem: Problem, execution: Execution, resources: Resources, retry_diverged: bool
 ) -> type[Trial]:
-    """Returns a class of trials with these values, which all trials of a search share.
+    """Returns a subclass of `Trial` with these values, which all trials of a search share.
 
-    `tune.with_parameters` would put the values into Ray's object store. If Ray's process on this
-    machine died, Ray would then end the driver without a message.
+    `tune.with_parameters` would put the values into Ray's object store. If the Ray process on this
+    machine then died, Ray would end the driver without a message.
     """
     shared = {"problem": problem, "execution": execution, "resources": resources}
-    # The name is `Trial`, because a user who reads Tune's results names this class.
+    # The name is `Trial`, because users who read Tune's results name this class.
     return type(Trial.__name__, (Trial,), shared | {"retry_diverged": retry_diverged})
 
 
 def crash_report(error: BaseException) -> dict[str, Any]:
-    """Returns the report of a crash. Another process may then execute the trial."""
+    """Returns a crash report, after which another process may execute the trial."""
     kind = LACKS_MEMORY if kind_of(error) == LACKS_MEMORY else CRASHED
     return {KIND: kind, "message": failure_message(error)}
 
@@ -92,7 +92,7 @@ def crash_report(error: BaseException) -> dict[str, Any]:
 def outcome_report(outcome: Outcome) -> dict[str, Any]:
     """Returns the report of a trial's outcome.
 
-    The metrics come first for TensorBoard. If `done` is true, Ray Tune may reuse the process.
+    Metrics come first, so that TensorBoard shows them. With `done`, Tune may reuse the process.
     """
     metrics = {name: float(value) for name, value in outcome.metrics.items()}
     facts = {fact: getattr(outcome, fact) for fact in FACTS}

@@ -1,4 +1,4 @@
-"""Proposes the trials of a search, executes and scores a trial, and computes its Ray resources.
+"""Proposes, executes and scores the trials of a search, and computes their Ray resources.
 
 Trials are proposed from a list of points or from Optuna studies. Finished nodes of any study or
 search are reused, and interrupted nodes continue.
@@ -54,15 +54,15 @@ MEMORY_STEP = GIB // 4
 
 
 class Problem(Protocol):
-    """Maps points of a search to nodes, and their results to metrics.
+    """Maps points of a search to nodes, and the nodes' results to metrics.
 
-    A problem is pickled and sent to workers, so it has only plain values.
+    A problem is pickled and sent to workers, so it contains only plain values.
     """
 
     def nodes(self, point: Point) -> list[Node]:
-        """Lists the nodes of a trial, each after the nodes that it needs.
+        """Returns the nodes of a trial, each after the nodes that it needs.
 
-        Nodes that all trials share are executed before the trials.
+        Nodes that all trials share are executed before the first trial.
         """
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
@@ -96,7 +96,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A trial to run. Only the source that proposed the trial uses `key`."""
+    """A trial to run. `key` is for the source that proposed the trial."""
 
     name: str
     point: Point
@@ -123,12 +123,12 @@ class PointList:
         return Proposal(name, point)
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
-        """Does nothing, because no proposal depends on an outcome."""
+        """Does nothing, because proposals do not depend on outcomes."""
 
 
 @dataclass
 class Group:
-    """One Optuna study of a search, in which the `fixed` parameters do not vary."""
+    """One Optuna study of a search, with constant values for the `fixed` parameters."""
 
     name: str
     fixed: Point
@@ -149,7 +149,7 @@ class Group:
         return self.study.get_trials(deepcopy=False, states=states)
 
     def begin(self) -> int:
-        """Finds trials that a dead driver left running; returns how many trials are left to run."""
+        """Finds trials that a dead driver left running; returns how many trials remain to run."""
         self.resumable = [trial.number for trial in self._of(TrialState.RUNNING)]
         return max(0, self.num_trials - self.num_complete)
 
@@ -163,10 +163,10 @@ class Group:
 
 
 class OptunaSource:
-    """Proposes trials, each from the Optuna study that has the most trials left.
+    """Proposes trials from Optuna studies, preferring those with many trials left and few started.
 
-    A search must have only one driver at a time. A trial that a dead driver left running is
-    proposed again with the same parameters. A failed trial does not count as one of `num_trials`.
+    A search must have only one driver at a time. Trials that a dead driver left running are
+    proposed again with the same parameters. A new driver replaces failed trials.
     """
 
     def __init__(self, groups: Sequence[Group], space: Space, objective: SearchObjective):
@@ -179,10 +179,9 @@ class OptunaSource:
 
     @property
     def is_independent(self) -> bool:
-        """Whether the next proposal is independent of running trials' results.
+        """Returns True if the next proposal does not depend on the results of running trials.
 
-        This is true of a proposal that resumes a trial, and of the first proposals, which are
-        random.
+        This is true of resumed trials and of the first trials, which are random.
         """
         group = self._next_group()
         if group is None or group.resumable:
@@ -194,7 +193,7 @@ class OptunaSource:
         return max(open_groups, key=lambda g: self._left[g.name] - g.num_started, default=None)
 
     def next(self) -> Proposal | None:
-        """Proposes the next trial, or returns None if no trial is left."""
+        """Proposes the next trial, or returns None if none is left."""
         group = self._next_group()
         if group is None:
             return None
@@ -208,7 +207,7 @@ class OptunaSource:
         return Proposal(f"{group.name} {trial.number}", {**group.fixed, **point}, (group, trial))
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
-        """Stores the outcome in Optuna's database, unless another driver has ended the trial."""
+        """Stores an outcome in Optuna's database, unless another driver has ended the trial."""
         group, trial = proposal.key
         facts = {name: getattr(outcome, name) for name in TOLD}
         facts |= {"metrics": dict(outcome.metrics)}
@@ -231,10 +230,10 @@ Source = PointList | OptunaSource
 
 
 def open_study(storage: optuna.storages.BaseStorage, name: str, metric: str) -> optuna.Study:
-    """Opens or creates the study with this name, with a TPE sampler that minimises the metric.
+    """Opens or creates the study `name`, with a TPE sampler that minimises the metric.
 
-    The sampler's seed depends on the name and the number of trials, so that the next driver draws
-    other random points.
+    The sampler's seed depends on the name and the number of trials, so that a resumed search draws
+    different random points.
     """
     study = optuna.create_study(
         storage=storage, study_name=name, direction="minimize", load_if_exists=True
@@ -264,9 +263,9 @@ def execute_trial(
 ) -> Outcome:
     """Executes the missing nodes of a trial; returns the trial's outcome with its metrics.
 
-    A device error, running out of memory and Unavailable are raised, because the trial may succeed
-    in another process. Any other exception becomes the outcome's message. Raises SystemExit if this
-    process gets SIGTERM or its machine is drained.
+    Raises device errors, out-of-memory errors and Unavailable, because the trial may succeed in
+    another process. Any other exception becomes the outcome's message. Raises SystemExit on SIGTERM
+    or if Ray drains this machine.
     """
     started, clock = time.time(), time.monotonic()
     store = Store(execution.storage)
@@ -302,7 +301,7 @@ def execute_trial(
 
 
 def count_committed_steps(problem: Problem, point: Point, store: Store) -> int:
-    """Counts the steps of a trial's runs that are in checkpoints or results."""
+    """Counts the steps that a trial's runs have saved in checkpoints or results."""
     runs = [(node.config, store.run(node.id)) for node in problem.nodes(point) if node.is_run]
     return sum(
         config.num_steps if run.result() else run.read_committed_step() for config, run in runs
@@ -343,12 +342,12 @@ class _NodeRunner:
 
 
 def reservation(placements: Collection[Placement], resources: Resources) -> dict[str, float]:
-    """Returns Ray's resources for a trial whose nodes have these placements.
+    """Returns the resources that Ray reserves for a trial whose nodes have these placements.
 
-    A trial of one rank reserves the CPUs and GPUs of a run. Without GPUs it also reserves the
-    memory of its largest node. A trial of several ranks only waits for Ray Train's workers, which
-    have their own reservations. It waits on the driver's machine, whose memory limits how many
-    trials can wait (`most_gangs`).
+    A single-rank trial reserves the CPUs and GPUs of a run, and without GPUs also the memory of its
+    largest node. A multi-rank trial only waits for Ray Train's workers, which have their own
+    reservations. It waits on the driver's machine, whose memory limits how many trials can wait
+    (`most_gangs`).
     """
     if trial_ranks(placements) > 1:
         return {"memory": MEMORY_STEP}
@@ -360,5 +359,5 @@ def reservation(placements: Collection[Placement], resources: Resources) -> dict
 
 
 def trial_ranks(placements: Iterable[Placement]) -> int:
-    """Returns the most ranks of any node of a trial, whose nodes run one after another."""
+    """Returns the largest number of ranks of a trial's nodes, which run one after another."""
     return max((placement.fewest.num_ranks for placement in placements), default=1)
