@@ -256,9 +256,9 @@ def follow_policy(
 ) -> None:
     """Reads the policy file every `POLICY_CHECK_S` seconds and confirms its policy to the keeper.
 
-    Reports each change and each error once. A policy's age counts from before its file is read, so
-    a slow call does not extend an old policy. If the file is unreadable, replicas reject all
-    requests after `LEASE_S` seconds.
+    Reports each change and error once. A policy's age counts from before its file is read, so a
+    slow call does not extend an old policy. If the file is unreadable, replicas reject all requests
+    after `LEASE_S` seconds.
     """
     reported, loaded = (), policy.modules_of_tokens
     while not is_over.is_set():
@@ -281,7 +281,7 @@ def follow_policy(
 
 
 def require_own_serve() -> None:
-    """Raises ValueError if Ray Serve is already running or Ray's head is another machine."""
+    """Raises ValueError if Ray Serve is already running or Ray's head is on another machine."""
     import ray
     from ray import serve
 
@@ -300,7 +300,8 @@ def require_own_serve() -> None:
 def end_application(name: str, is_private: bool) -> None:
     """Deletes this command's application, and stops Ray Serve if it has no other application.
 
-    A private cluster stops Serve itself, without the message that Ray retries forever.
+    In a private cluster, Serve stops with Ray. Stopping it first would log that Ray retries
+    forever.
     """
     from ray import serve
 
@@ -327,7 +328,7 @@ def require_gpu(device: str) -> None:
 
 
 def make_environment_private() -> None:
-    """Sets a private Ray cluster's environment. Must be called before Ray is imported."""
+    """Sets a private Ray cluster's environment variables. Call before importing Ray."""
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         del os.environ[name]
     os.environ |= {
@@ -342,7 +343,7 @@ def make_environment_private() -> None:
 def choose_ray(address: str) -> str:
     """Returns `address`, or `$RAY_ADDRESS` if it is empty.
 
-    Returns "" for a private cluster: both are empty, or the address is `local`.
+    Returns "", for a private cluster, if both are empty or the address is `local`.
     """
     address = address or os.environ.get("RAY_ADDRESS", "")
     return "" if address == "local" else address

@@ -42,7 +42,7 @@ READY_S = 2.0
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 # Far more than the engine accepts.
 MAX_CONNECTIONS = 2000
-# Calls to a replica beyond its engine's requests, for rejections and health checks.
+# More calls than the engine's requests, for rejections and health checks.
 SPARE_CALLS = 64
 
 
