@@ -1,17 +1,18 @@
 """Lists published claims by study. A claim has a text, two sides and a source.
 
-Most are the paper's. SGTM's are of Shilov and others (2025), put into compute ratios [ours].
+Most are the paper's. Those about SGTM are by Shilov and others (2025), restated in compute ratios
+[ours].
 
-No claim says more than the authors' numbers show. So "matches" is "no worse by more than a margin",
-and "retain stays above elicited" is a claim only about Simple Stories, since elicited is above
-retain at 50M and 100M of the paper's scaling study. If a side names no size or variant, the claim
-is judged at each size or variant of the study. FIRST and LAST stand for a study's first and last.
+No claim is stronger than the authors' numbers. So "matches" means "no worse by more than a margin".
+"Retain stays above elicited" is claimed only for Simple Stories, because elicited is above retain
+at 50M and 100M in the paper's scaling study. If a claim fixes no size or variant, it is judged at
+each one of its study. FIRST and LAST are a study's first and last one.
 
-Every claim has one profile, written here before there are data. It is the profile that the paper
-names, otherwise the mean. The paper's scaling study retains core and virology, and its partial
-labels remove every domain. The other bars and tables are means over profiles. The figure of
-composability also names virology. We use the mean there [ours], because retain with every module on
-covers all domains, and only a mean covers them with fewer modules.
+Every claim has one profile, chosen before there were results: the paper's if it gives one,
+otherwise the mean over profiles. The paper's scaling study retains core and virology, and its
+partial-label study removes every domain. Its other bars and tables are means. Its composability
+figure also shows virology, but we use the mean there [ours]: retain with every module on covers all
+domains, and only a mean covers them with fewer modules.
 """
 
 import math
@@ -33,10 +34,10 @@ from gram_platform.paper.paper import (
     paper_value,
 )
 
-# A class that is worse by less than its margin, in compute ratio, counts as no worse.
+# Margins in compute ratio. A class within its margin is no worse.
 BELOW, ABOVE = 0.06, 0.10
 MARGINS = {"core": BELOW, "retain": BELOW, "forget": ABOVE, "elicited": ABOVE}
-# What texts call a class, if not by its name.
+# The name of a class in texts, if it differs.
 IN_TEXTS = {"elicited": "elicited forget"}
 POSITIVE = pd.Interval(0.0, math.inf, closed="neither")
 
@@ -53,13 +54,13 @@ def alike(name: str) -> pd.Interval:
     return pd.Interval(-MARGINS[name], MARGINS[name], closed="neither")
 
 
-# The profile of core and the domain that the study retains, virology in the paper's ladder.
+# The profile of core and the study's retained domain (virology in the paper).
 COMPARED = "compared"
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a claim: a method's compute ratio of a class, or time to recover, by seed."""
+    """One side of a claim: a method's compute ratio on a class, or recovery time, by seed."""
 
     method: str
     # One of CLASSES, or a time such as steps_to_90, which is compared without `less` and `size`.
@@ -75,34 +76,34 @@ class Side:
 
 @dataclass(frozen=True)
 class Claim:
-    """States that `left - right` is `within` the range.
+    """States that `left - right` lies in the range `within`.
 
-    A side at the size FIRST or LAST is the end of a least-squares line over all sizes.
+    If its size is FIRST or LAST, a side is an end of a least-squares line over all sizes.
     """
 
     text: str
     left: Side
     right: Side
     within: pd.Interval = POSITIVE
-    # MEAN is over the profiles with at most one auxiliary domain that both sides have.
+    # MEAN is over both sides' shared profiles with at most one auxiliary domain.
     profile: str = MEAN
     # Label in the paper, or another paper.
     source: str = ""
 
     @property
     def terms(self) -> tuple[Side, ...]:
-        """The sides and the sides that are subtracted from them, each once."""
+        """Both sides and the sides subtracted from them, without duplicates."""
         sides = (self.left, self.right, self.left.less, self.right.less)
         return tuple(dict.fromkeys(filter(None, sides)))
 
 
 def compare(text: str, left: str, right: str, within: pd.Interval = POSITIVE) -> Claim:
-    """Makes a claim of two sides, each `"method class"` or `"method class variant"`."""
+    """Creates a claim from two sides, each `"method class"` or `"method class variant"`."""
     return Claim(text, Side(*left.split()), Side(*right.split()), within)
 
 
 def follows(label: str, method: str) -> tuple[Claim, ...]:
-    """Makes one claim per class: the method is worse than filtering by at most the margin."""
+    """Creates one claim per class: the method is worse than filtering by at most the margin."""
     claims = []
     for n in CLASSES:
         way, within = ("below", not_below) if n in ("core", "retain") else ("above", not_above)
@@ -112,7 +113,7 @@ def follows(label: str, method: str) -> tuple[Claim, ...]:
 
 
 def same(label: str, left: str, other: str, right: str) -> tuple[Claim, ...]:
-    """Makes one claim per class: two architectures differ by less than the margin."""
+    """Creates one claim per class: two architectures differ by less than the margin."""
     claims = []
     for n in CLASSES:
         text = f"{label} and {other} have the same {IN_TEXTS.get(n, n)} within {MARGINS[n]:.2f}"
@@ -125,12 +126,12 @@ def cite(source: str, claims: Iterable[Claim], profile: str = MEAN) -> tuple[Cla
 
 
 def drop(method: str, name: str) -> Side:
-    """Returns the side "what a class loses from few modules to all"."""
+    """Returns the side for the drop of a class when all modules are switched on."""
     return Side(method, name, less=Side(method, name, profile=ALL))
 
 
 def gain(method: str) -> Side:
-    """Returns the side of a claim for the gain of retain by heterogeneous accumulation."""
+    """Returns the side for the gain in retain from heterogeneous accumulation."""
     much, little = (Side(method, "retain", kind) for kind in KINDS)
     return replace(much, less=little)
 
@@ -368,7 +369,7 @@ TITRATION_CLAIMS = cite(
         )
     ],
 )
-# Recalls, as the variants of label noise name them.
+# Recalls, which are variants of label noise.
 NEARLY_ALL, ALL_LABELS = "0.95", "1"
 LABEL_NOISE_CLAIMS = cite(
     SGTM,
@@ -405,16 +406,16 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 
 
 def choose_value(name: str, values: Sequence[str]) -> str:
-    """Resolves FIRST and LAST to one of `values`, or "" without any. Keeps other names."""
+    """Replaces FIRST or LAST by that item of `values`, or "" if empty. Keeps other names."""
     return next(iter({FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))), "")
 
 
 def paper_difference(
     study: str, claim: Claim, variant: str = "", variants: Sequence[str] = ("",)
 ) -> float:
-    """Returns left - right in the paper's table of the study, or NaN unless it has both.
+    """Returns left - right from the paper's table of the study, or NaN if a side is missing.
 
-    Sides may name the first and last of our study's `variants`.
+    FIRST and LAST refer to our study's `variants`.
     """
     at = {side: choose_value(side.variant or variant, variants) for side in claim.terms}
     values = {side: paper_value(study, at[side], side.method, side.name) for side in claim.terms}

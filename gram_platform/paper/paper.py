@@ -1,11 +1,12 @@
-"""Holds the paper's printed and published numbers, and puts them next to ours.
+"""Loads the paper's printed and published numbers, and compares them with ours.
 
-`printed.csv` has the printed numbers, with their labels in the paper. `published.csv` holds the
-`per_seed` frames of `tables.analyse` that this package computes from the published losses of nine
-studies. The baselines of dual use, composability and titration are scaling's at 800M, pooled over
-seeds, and those of accumulation are the heterogeneous ones. The curves of 2B and 5B are not in the
-copy that was read. There the authors' ratios of each domain are averaged by the same rule, and the
-baseline has no row. Domains have the authors' names. DEMix's views have one expert for every
+`printed.csv` has the printed numbers with their labels in the paper. `published.csv` has `per_seed`
+frames of `tables.analyse`, computed by this package from the published losses of nine studies.
+
+Dual use, composability and titration use the scaling study's baselines at 800M, pooled over seeds.
+Accumulation uses its own heterogeneous baselines. The copy that was read lacks the baselines'
+curves at 2B and 5B. At these sizes, the authors' ratios are averaged over domains in the same way,
+and the baseline has no row. Domains have the authors' names. DEMix's views have one expert per
 domain.
 """
 
@@ -42,7 +43,7 @@ PAPER_SCALES = {
 }
 STORIES_SIZE = PAPER_SCALES[STORIES][0]
 # The table in fig:realistic-results: train FLOPs, active and total MLP parameters of the dual-use
-# models for the profiles of core and core with each domain, as multiples of the baseline's.
+# models as multiples of the baseline's, for core and for core with each domain.
 COST_SIZE, COST_PROFILES = "800M", 5
 COST_TABLE = {
     "filtering": ("5x", "1x", "5x"),
@@ -55,10 +56,10 @@ COST_TABLE = {
 
 @cache
 def read_printed(study: str) -> pd.DataFrame:
-    """Returns the means over profiles that the paper prints about a study.
+    """Returns the compute ratios that the paper prints for a study.
 
-    The columns are `variant, method, size`, CLASSES with the ends of their 90% intervals,
-    `<class>_error` (the half-width) and `num_seeds`. An absent number is NaN.
+    Columns: `variant, method, size`, CLASSES with the ends of their 90% intervals, `<class>_error`
+    (the half-width) and `num_seeds`. Missing numbers are NaN.
     """
     texts = {VARIANT: str}
     rows = pd.read_csv(PRINTED_FILE, comment="#", dtype=texts, float_precision="round_trip")
@@ -71,7 +72,10 @@ def read_printed(study: str) -> pd.DataFrame:
 
 
 def paper_value(study: str, variant: str, method: str, name: str) -> float:
-    """Returns what the paper prints for a class of a method, or NaN. The baseline has 1."""
+    """Returns the printed ratio of a method's class, or NaN if there is none.
+
+    Without a printed row, the baseline's core and retain are 1.
+    """
     rows = read_printed(study)
     rows = rows[(rows[VARIANT] == variant) & (rows["method"] == method)]
     if name in rows and len(rows):
@@ -80,10 +84,10 @@ def paper_value(study: str, variant: str, method: str, name: str) -> float:
 
 
 def beside_paper(table: pd.DataFrame, study: str = STORIES, profile: str = MEAN) -> pd.DataFrame:
-    """Returns our rows of a profile, each followed by the paper's row of the method.
+    """Returns our rows for a profile, each followed by the paper's row for the method.
 
     Columns: `variant` if the table has it, `method, size, from` ("ours" or "paper"), the four
-    classes as `mean [low, high]`, `num_seeds`.
+    classes as `mean [low, high]`, and `num_seeds`.
     """
     rows, paper = [], read_printed(study)
     for record in table[table["profile"] == profile].to_dict("records"):
@@ -104,10 +108,10 @@ SOURCE = (
     " JR-Vickers/modular-pretraining, commit b55fb36; 2B and 5B: averaged from the ratios published"
     " there, since the baselines' curves are not in the copy that was read"
 )
-# Published studies without claims of their own, and the study whose claims judge them.
+# Published studies without claims, and the study whose claims apply.
 JUDGED_BY = {"composability": "dual_use"}
 PUBLISHED_FILE = Path(__file__).with_name("published.csv")
-# The published names of the dual-use domains, and the names in our corpora.
+# Our names of the dual-use domains, by published name.
 OUR_DOMAINS = {
     "papers-biology": "virology",
     "papers-nuclear": "nuclear",
@@ -117,7 +121,7 @@ OUR_DOMAINS = {
 
 
 def load_published(study: str) -> pd.DataFrame:
-    """Returns a study's published `per_seed` frame (see `tables.per_seed_frame`) with `variant`."""
+    """Returns a study's published `tables.per_seed_frame`, with a column `variant`."""
     rows = _read_published()
     return rows[rows["study"] == study].drop(columns="study").reset_index(drop=True)
 
@@ -129,9 +133,9 @@ def _read_published() -> pd.DataFrame:
 
 
 def tabulate_published(study: str, domains: Collection[str] = ()) -> pd.DataFrame | None:
-    """Returns a study's published table in the columns of table.csv, or None without a table.
+    """Returns a study's published table in the columns of table.csv, or None if there is none.
 
-    Profiles have the published names of domains, or ours if `domains` contains only ours.
+    Uses our name of a domain if only that is in `domains`, otherwise the published name.
     """
     per_seed = load_published(study)
     if per_seed.empty:
@@ -146,11 +150,11 @@ def tabulate_published(study: str, domains: Collection[str] = ()) -> pd.DataFram
 def beside_published(
     table: pd.DataFrame, published: pd.DataFrame, profile: str = MEAN
 ) -> pd.DataFrame:
-    """Returns our rows of a profile and of `mean`, each followed by the published row.
+    """Returns our rows for a profile and for `mean`, each followed by the published row.
 
     Columns: `method, size, profile, from` ("ours" or "published"), the four classes as `mean [low,
-    high]`, `num_seeds`. Published rows at other sizes are sorted in. The baseline and methods that
-    only one table has are left out.
+    high]`, and `num_seeds`. Includes published rows at other sizes. Omits the baseline and any
+    method that only one table has.
     """
     methods = (set(table["method"]) & set(published["method"])) - {BASELINE}
     both = ((table, OURS), (published, PUBLISHED))

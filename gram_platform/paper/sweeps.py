@@ -1,10 +1,10 @@
-"""Holds the paper's three sweeps on Simple Stories, and judges its claims on our sweeps.
+"""Loads the paper's three sweeps on Simple Stories, and judges its claims on our sweeps.
 
 `sweeps.csv` has the coordinates of the figures in the paper's "Hyperparameter Appendix"
-(`app:hyperparams`). They are compute ratios averaged within each of three seeds and then over the
-seeds, with 90% intervals. Core-partial averages core over the four profiles of core and one module.
-Core-full is core without modules. The figure of p_cr shows both. The other figures show
-core averaged over all five profiles.
+(`app:hyperparams`): compute ratios with 90% intervals, averaged within each of three seeds and then
+over seeds. Core-partial is the mean core of the four profiles of core and one module. Core-full is
+core without modules. The p_cr figure shows both. The other figures show core averaged over all five
+profiles.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ SWEEPS_FILE = Path(__file__).with_name("sweeps.csv")
 
 @dataclass(frozen=True)
 class PaperSweep:
-    """One knob of one method, and the paper's figure of it in `sweeps.csv`."""
+    """A hyperparameter (knob) of a method, and the paper's figure of it."""
 
     knob: str
     method: str
@@ -40,14 +40,14 @@ class PaperSweep:
 
     @cached_property
     def curves(self) -> dict[str, pd.DataFrame]:
-        """The figure's curves by class: `mean, low, high` at each value of the knob, ascending."""
+        """The figure's curves by class: `mean, low, high` by ascending knob value."""
         rows = pd.read_csv(SWEEPS_FILE, comment="#", float_precision="round_trip")
         groups = rows[rows["knob"] == self.knob].set_index("value").groupby("class", sort=False)
         return {str(name): curve[["mean", "low", "high"]] for name, curve in groups}
 
     @property
     def means(self) -> pd.DataFrame:
-        """A column for each class, by the knob's value."""
+        """The means, with a column per class and a row per value of the knob."""
         return pd.DataFrame({name: curve["mean"] for name, curve in self.curves.items()})
 
     @property
@@ -72,7 +72,7 @@ PAPER_SWEEPS = {sweep.knob: sweep for sweep in SWEEPS}
 
 
 def beside_paper_sweeps(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns our rows of a sweep's table, each followed by the paper's row of the value.
+    """Returns our rows of a sweep's table, each followed by the paper's row for the value.
 
     Columns: `knob, value, method, size, from` ("ours" or "paper"), the classes as `mean [low,
     high]`, `num_seeds, run_ids`.
@@ -96,13 +96,13 @@ def beside_paper_sweeps(table: pd.DataFrame) -> pd.DataFrame:
 
 CLAIM_COLUMNS = [*JUDGEMENT_COLUMNS, PROFILE, "paper", "source"]
 
-# A curve of one seed or of the paper: a column for each class, by the knob's value, ascending.
+# A curve of one seed or of the paper: a column per class, by ascending knob value.
 Curve = pd.DataFrame
 
 
 @dataclass(frozen=True)
 class SweepClaim:
-    """The statement that a difference along each seed's curve lies `within` the range."""
+    """States that a difference along each seed's curve lies in the range `within`."""
 
     knob: str
     # {first}, {middle} and {last} are values of the knob.
@@ -172,10 +172,10 @@ SWEEP_CLAIMS = (
 
 
 def sweep_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Judges the paper's claims on the sweeps, on the seeds that have every value of the knob.
+    """Judges the paper's claims on our sweeps, over the seeds that have every value of the knob.
 
-    Returns CLAIM_COLUMNS, a row per claim, method and size with such a seed. `paper` is the
-    difference in the paper's figure, NaN if that lacks a value.
+    Returns CLAIM_COLUMNS, with one row per claim, method and size that has such a seed. `paper` is
+    the difference in the paper's figure, or NaN if the figure lacks a value.
     """
     rows, names = [], ["knob", "method", "size"]
     is_plain = per_seed.drop_duplicates(names).groupby("knob").size().max() == 1

@@ -1,12 +1,13 @@
-"""Gives claims a verdict: agree, disagree, cannot tell, or not measurable here.
+"""Judges claims: agree, disagree, cannot tell, or not measurable here.
 
-A claim says that a seed-paired difference, left - right, lies in a range. The verdict is "agree" if
-the 90% t-interval of the mean difference lies wholly inside the range, "disagree" if wholly
-outside. The unit's error is added in quadrature to the interval's half-width. If this error reaches
-the claim's margin, the claim is "not measurable here" and is also judged in nats. If this error is
-not known, there is no verdict. External numbers are an exception, and are judged over seeds only,
-as their authors do. One or two seeds have no interval, so their verdict rests on the difference and
-the unit's error, and says so.
+A claim states that a seed-paired difference, left - right, lies in a range. The verdict is "agree"
+if the 90% t-interval of the mean difference lies entirely inside the range, "disagree" if entirely
+outside, otherwise "cannot tell". The error of the unit (compute ratio) is added in quadrature to
+the interval's half-width. If this error reaches the claim's margin, the claim is "not measurable
+here" and is also judged in nats. If the error is unknown, there is no verdict.
+
+Published numbers are judged over seeds only, as their authors do. One or two seeds have no
+interval, so their verdict uses the difference and the unit's error, and ends with NO_INTERVAL.
 """
 
 import math
@@ -78,14 +79,13 @@ IN_WORDS = {AGREE: "yes", DISAGREE: "no"}
 IN_WORDS |= {
     verdict + NO_INTERVAL: f"{word}, without interval" for verdict, word in IN_WORDS.items()
 }
-# A preset whose models judge nothing, and its text in place of verdicts.
+# A preset that judges no claims, and its text for verdicts.
 UNJUDGED_PRESET = "smoke"
 TOO_LITTLE = (
     "This preset shows that everything runs. Its models have seen too little text to judge a claim."
 )
-# Columns of claims.
 UNIT_ERROR, PROFILE, EXPLANATION, HOLM = "unit_error", "profile", "explanation", "holm_verdict"
-# Columns of claims that no file has.
+# Columns of claims that are not written to files.
 WITHIN, POINTS, SAID, UNIT = "within", "points", "published_in_words", "unit"
 UNWRITTEN = [WITHIN, POINTS, SAID, UNIT]
 # {seed: value}.
@@ -105,24 +105,24 @@ LOCALIZATION_CLAIMS = (
 
 @dataclass(frozen=True)
 class Judgement:
-    """A claim, the verdict, and the numbers behind it."""
+    """A claim, its verdict, and the numbers behind it."""
 
     claim: str
     # One of VERDICTS, or "".
     verdict: str
-    # The mean of left - right over the seeds of both.
+    # The mean of left - right over the shared seeds.
     difference: float
-    # The interval over seeds, without the unit's error; NaN without an interval.
+    # The interval over seeds, without the unit's error, or NaN.
     low: float
     high: float
-    # The half-width of the unit's 90% interval, in compute ratio; NaN if it is not known.
+    # The half-width of the unit's 90% interval, in compute ratio; NaN if unknown.
     unit_error: float
     num_seeds: int
-    # The `smallest_detectable` difference; NaN without an interval.
+    # The `smallest_detectable` difference, or NaN.
     detectable: float
-    # The range in which the claim says that the difference lies.
+    # The range that the claim states.
     within: pd.Interval = POSITIVE
-    # The differences of two seeds.
+    # The differences, if there are two seeds.
     points: tuple[float, ...] = ()
     # The column of times; "" for compute ratios.
     unit: str = ""
@@ -143,12 +143,12 @@ def judge(
     unit_error: float | None = None,
     pseudo: tuple[Values, Values] | None = None,
 ) -> Judgement:
-    """Judges whether left - right, both `{seed: value}`, lies in the range.
+    """Judges the claim that left - right, both `{seed: value}`, lies in the range `within`.
 
     The sides share a seed, and their values are finite. The interval is computed from `pseudo`, the
-    jackknife's pseudo-values of both sides, by default from the values. Without pseudo-values of a
-    seed there is no interval. `unit_error` is in compute ratio. If it is NaN, there is no verdict.
-    If it is None, the claim is judged over seeds only.
+    jackknife pseudo-values of both sides (default: the values). If a seed has no pseudo-value,
+    there is no interval. `unit_error` is in compute ratio. If it is NaN, there is no verdict. If it
+    is None, the claim is judged over seeds only.
     """
     differences = subtract_pairs(left, right)
     values = spread = list(differences.values())
@@ -173,11 +173,12 @@ def judge(
 def judge_times(
     claim: str, left: Values, right: Values, reached: tuple[Values, Values], within: pd.Interval
 ) -> Judgement:
-    """Judges whether left - right, times to recover, lies in the range, over seeds only.
+    """Judges the claim that left - right, both recovery times, lies in the range `within`.
 
-    `reached` has the share of a seed's attacks that reached the mark. If it is below 1, the time is
-    a bound. Then the verdict is "cannot tell", unless all seeds of the other side reached the mark
-    before each of these bounds, and longer times could not change the verdict.
+    The interval is over seeds only. `reached` has the share of each seed's attacks that reached the
+    mark. If the share is below 1, the time is a lower bound. The verdict is then "cannot tell",
+    unless every seed of the other side reached the mark before any such bound, and longer times
+    could not change the verdict.
     """
     judgement, seeds = judge(claim, left, right, within), set(left) & set(right)
     bounds = [
@@ -200,7 +201,7 @@ def judge_times(
 
 
 def margin(within: pd.Interval) -> float:
-    """Returns the margin around no difference: the nearest end that is not 0, or infinity."""
+    """Returns the distance from 0 to the nearest nonzero end of the range, or infinity."""
     return min(abs(end) for end in (within.left, within.right) if end)
 
 
@@ -213,7 +214,7 @@ def _decide(interval: Interval, within: pd.Interval) -> str:
 
 
 def verdicts_text(counts: Mapping[str, int]) -> str:
-    """Says how many claims have each verdict: "Of 3 claims 2 are confirmed here, ..."."""
+    """Writes how many claims have each verdict: "Of 3 claims 2 are confirmed here, ..."."""
     total = sum(counts.values())
     numbers = {words: counts.get(verdict, 0) for verdict, words in COUNTED.items()}
     numbers["not judged"] = total - sum(numbers.values())
@@ -230,10 +231,9 @@ def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
 
 
 def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, float]:
-    """Returns `{seed: value}` of a column in rows that match, such as `size="tiny"`.
+    """Returns `{seed: value}` of a column in the rows that match `where`.
 
-    Unknown values are left out. Raises ValueError if a seed occurs twice, since several views
-    match.
+    Omits unknown values. Raises ValueError if a seed has several rows.
     """
     rows = per_seed[per_seed[name].notna()]
     for column, value in where.items():
@@ -246,7 +246,7 @@ def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, fl
 def separation_claims(
     per_seed: pd.DataFrame, unit_error: UnitErrors | None = None
 ) -> list[Judgement]:
-    """Judges "retain - forget > 0" for every method and size. Arguments as in `paper_claims`."""
+    """Judges "retain - forget > 0" for each method and size. See `paper_claims` for arguments."""
     judgements, names = [], ("retain", "forget")
     frames = per_seed, pseudo_frame(per_seed, CLASSES)
     for method, size in dict.fromkeys(zip(per_seed["method"], per_seed["size"], strict=True)):
@@ -260,15 +260,16 @@ def separation_claims(
 
 
 def separation(method: str, size: str) -> Claim:
-    """Returns the claim on which a method is judged in a study that is not in the paper."""
+    """Returns the claim that judges a method in studies that are not in the paper."""
     text = f"{method}, {size}: retain is above forget"
     return Claim(text, Side(method, "retain"), Side(method, "forget"))
 
 
 def choose_profile(rows: pd.DataFrame) -> str:
-    """Returns the profile with a retained domain that most methods and sizes have, or MEAN.
+    """Returns the most frequent profile with a retained domain, or MEAN if there is none.
 
-    `rows` are of a table or a `per_seed` frame. The baseline does not count.
+    `rows` are from a table or a `per_seed` frame. Counts pairs of method and size, without the
+    baseline. Ignores the profile of all modules.
     """
     rows = rows[
         ~rows["profile"].isin([ALL, MEAN]) & rows["retain"].notna() & (rows["method"] != BASELINE)
@@ -284,15 +285,15 @@ def paper_claims(
     unit_error: UnitErrors | None = None,
     parameters: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
-    """Judges the paper's claims on a study, at every size and variant that a claim does not fix.
+    """Judges the paper's claims on a study, at every size and variant that a claim leaves open.
 
-    `compared` is the profile that the study compares (default: `choose_profile`). `unit_error`
-    holds the known errors by size and class. If it is None, claims are judged over seeds only.
-    `parameters` has the counts of sizes whose names do not state them.
+    `compared` is the profile that the study compares (default: `choose_profile`). `unit_error` has
+    the known errors by size and class. If it is None, claims are judged over seeds only.
+    `parameters` has the parameter counts of sizes whose names do not contain them.
 
-    Returns PAPER_COLUMNS. `paper` is the difference in the paper's table. EXPLANATION says where a
-    claim that is not measurable here could be decided. Claims without a seed of both sides have no
-    row.
+    Returns PAPER_COLUMNS. `paper` is the difference in the paper's table. If a claim is not
+    measurable here, EXPLANATION lists where it could be decided. Claims whose sides share no seed
+    have no row.
     """
     rows, spread = [], pseudo_frame(per_seed, CLASSES)
     in_nats = [
@@ -304,11 +305,11 @@ def paper_claims(
     numbers = [(parameters or {}).get(size) or size_key(size)[1] for size in sizes]
     places = dict(zip(sizes, np.log(numbers) if all(numbers) else range(len(sizes)), strict=True))
     for claim in CLAIMS[study]:
-        # Times to recover need attacks with curves.
+        # Recovery times exist only for attacks with curves.
         if (name := claim.left.name) not in per_seed:
             continue
         claim = replace(claim, profile=compared) if claim.profile == COMPARED else claim
-        # "" where the claim names them.
+        # "" if the claim has its own.
         at_sizes = ("",) if claim.left.size else sizes
         at_variants = ("",) if claim.left.variant else variants
         for size, variant in product(at_sizes, at_variants):
@@ -345,11 +346,11 @@ def paper_claims(
 def _unit_error(
     errors: UnitErrors | None, claim: Claim, size: str, weights: Mapping[str, float]
 ) -> float | None:
-    """Returns how far the unit's error can shift a claim's difference, or NaN if it is not known.
+    """Returns the unit's error in a claim's difference, or NaN if it is unknown.
 
-    For a claim about one class at one size and variant this is `UnitError.difference`, because the
-    same curves rate both sides. Otherwise the errors of both sides' ratios are added in quadrature.
-    For a claim over sizes, all sizes' errors, times the sizes' weights, are added in quadrature.
+    For a claim about one class at one size and variant, this is `UnitError.difference`, because the
+    same curves rate both sides. For a claim over sizes, adds the errors of all sizes, times their
+    weights, in quadrature. Otherwise, adds the errors of both sides' ratios in quadrature.
     """
     if errors is None:
         return None
@@ -370,10 +371,11 @@ def _is_one_class(claim: Claim) -> bool:
 def _judge_in_nats(
     frames: Sequence[pd.DataFrame], claim: Claim, size: str, variant: str
 ) -> dict[str, str | float]:
-    """Returns CLAIM_NATS of a claim with a margin about one class, at one size and variant.
+    """Judges a claim in nats and returns CLAIM_NATS.
 
-    `frames` have losses and slopes in place of ratios. The range is divided by the right side's
-    mean slope and changes its sign, since a lower loss is better.
+    The values are empty unless the claim has a margin and is about one class at one size and
+    variant. `frames` have losses and slopes in place of ratios. The range is divided by the right
+    side's mean slope and negated, because a lower loss is better.
     """
     numbers = ("", *[math.nan] * 4)
     if math.isfinite(margin(claim.within)) and _is_one_class(claim):
@@ -399,9 +401,10 @@ def _say_where_decidable(claim: Claim) -> str:
 def _falls(
     frames: Sequence[pd.DataFrame], claim: Claim, places: Mapping[str, float], variant: str
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Returns ({size: weight in the fall}, a list with {seed: fall} for each frame).
+    """Computes a claim's fall from the first to the last size, as a weighted sum over sizes.
 
-    The sizes are those with values in the first frame, and the seeds those with all sizes.
+    Returns ({size: weight}, a list with {seed: fall} for each frame). Uses the sizes with values in
+    the first frame, and the seeds with all these sizes.
     """
     sides = {size: replace(claim.left, size=size) for size in places}
     claims = {size: replace(claim, left=side, right=side) for size, side in sides.items()}
@@ -420,11 +423,11 @@ def _values(per_seed: pd.DataFrame, column: str) -> tuple[str, ...]:
 
 
 def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tuple[dict, dict]:
-    """Returns `{seed: value}` of both sides of a claim at its profile.
+    """Returns `{seed: value}` for each side of a claim at its profile.
 
-    A mean is over the profiles that all sides have and that have the side's class. The baseline has
-    its own `mean`. Both dicts are empty if the claim compares the first size or variant with the
-    last, and they are the same.
+    Means are over the profiles that all sides have and that contain the side's class. The baseline
+    has its own `mean`. Both dicts are empty if the claim compares the first and last size or
+    variant, but the study has only one.
     """
     rows_of = {side: _select_side(per_seed, side, size, variant) for side in claim.terms}
     names_ends = any(FIRST in (side.size, side.variant) for side in rows_of)
@@ -459,7 +462,7 @@ def _select_side(per_seed: pd.DataFrame, side: Side, size: str, variant: str) ->
 
 
 def _average_profiles(rows: pd.DataFrame, side: Side, profiles: frozenset[str]) -> dict[str, float]:
-    """Returns `{seed: mean of the class}` of the seeds that have all profiles and values."""
+    """Returns `{seed: mean of the class}` for seeds with all profiles and no unknown value."""
     seeds = rows[rows["profile"].isin(profiles)].groupby("seed")
     whole = {seed: views for seed, views in seeds if set(views["profile"]) == profiles}
     means = {seed: pair_means(views, side.name) for seed, views in whole.items()}
@@ -467,7 +470,7 @@ def _average_profiles(rows: pd.DataFrame, side: Side, profiles: frozenset[str]) 
 
 
 def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Judges LOCALIZATION_CLAIMS for every method and size. Adds a profile to `claims_frame`."""
+    """Judges LOCALIZATION_CLAIMS for each method and size. Adds the column PROFILE."""
     judgements, means = [], per_seed[per_seed["profile"] == MEAN]
     for method, size in dict.fromkeys(zip(means["method"], means["size"], strict=True)):
         for text, name, *sides in LOCALIZATION_CLAIMS:
@@ -484,7 +487,7 @@ def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
 def judge_published(study: str) -> pd.DataFrame:
     """Judges a study's claims on the published numbers. Returns VERDICT_COLUMNS.
 
-    Rows that the study's numbers lack come from studies that JUDGED_BY maps to this study.
+    Missing rows come from studies that JUDGED_BY maps to this one.
     """
     others = [name for name, claims in JUDGED_BY.items() if claims == study]
     rows = pd.concat([paper_claims(load_published(n), study) for n in (study, *others)])
@@ -495,8 +498,8 @@ def judge_published(study: str) -> pd.DataFrame:
 def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
     """Adds `published`, the published verdict and difference, and SAID, the same in words.
 
-    The verdict is at our size if this size is published, otherwise at every published size.
-    `paper`, the difference of printed means, becomes NaN where there is a published difference.
+    Uses the published verdict at our size, or at all published sizes if ours is missing. Sets
+    `paper`, the difference of printed means, to NaN if there is a published difference.
     """
     theirs = judge_published(study)
     keys = list(zip(claims["claim"], claims["size"], claims[VARIANT], strict=True))
@@ -512,7 +515,10 @@ def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
 def _say_published(
     theirs: pd.DataFrame, claim: str, size: str, variant: str, write: Callable = interval_text
 ) -> str:
-    """Returns `agree, 0.100 [0.050, 0.150]`, or `agree at 2B; disagree at 50M; -0.020 to 0.040`."""
+    """Formats a claim's published verdict at one or several sizes.
+
+    `agree, 0.100 [0.050, 0.150]`, or `agree at 2B; disagree at 50M; -0.020 to 0.040`.
+    """
     rows = theirs[(theirs["claim"] == claim) & (theirs[VARIANT] == variant)]
     if (rows["size"] == size).any():
         rows = rows[rows["size"] == size]
@@ -525,7 +531,7 @@ def _say_published(
 
 
 def conclude(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
-    """Adds the last columns: EXPLANATION, HOLM, CLAIM_NATS. Clears verdicts of UNJUDGED_PRESET."""
+    """Appends the columns EXPLANATION, HOLM and CLAIM_NATS. Clears UNJUDGED_PRESET's verdicts."""
     if preset == UNJUDGED_PRESET:
         judged = claims.columns.intersection(["verdict", EXPLANATION, NATS_VERDICT])
         claims = claims.assign(**dict.fromkeys(judged, ""))
@@ -535,7 +541,7 @@ def conclude(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
 
 
 def in_family(claims: pd.DataFrame) -> pd.Series:
-    """Tells which claims are in Holm's family, which are those judged by an interval."""
+    """Returns a mask of Holm's family: the claims with a verdict from an interval."""
     return claims["verdict"].isin(ALWAYS_COUNTED) & claims["low"].notna()
 
 
@@ -543,14 +549,14 @@ def _correct_verdicts(claims: pd.DataFrame) -> pd.Series:
     """Returns the verdicts corrected for the number of claims. Source: Holm (1979).
 
     At most one family in twenty has a false "agree", and at most one in twenty a false "disagree".
-    A claim passes level j if its interval, widened by `level_factors`, lies on the side of the
-    verdict. The k-th strongest of n keeps its verdict if it and all stronger claims pass level n +
-    1 - k.
+    A claim passes level j if its interval, widened by `level_factors`, supports the verdict. The
+    k-th strongest of n claims must pass level n + 1 - k. It keeps its verdict only if it and all
+    stronger claims pass.
     """
     verdicts = claims["verdict"].mask(claims["verdict"].str.endswith(NO_INTERVAL), CANNOT_TELL)
     family = claims[in_family(claims)]
     number = len(family)
-    # The widths are by claim and level [n, n].
+    # Widths by claim and level, [n, n].
     seeds, unit = family[["num_seeds"]].to_numpy() - 1, effective_freedom(NUM_SHARES, RATIO_LAGS)
     of_seeds, of_unit = level_factors(number, seeds), level_factors(number, unit)
     spread = (family[["high"]].to_numpy() - family[["low"]].to_numpy()) / 2.0

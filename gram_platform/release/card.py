@@ -20,10 +20,10 @@ from gram_platform.release.verification import Agreement
 from gram_platform.store import Store
 from gram_platform.store.views import view_model
 
-# Signs that are markup in Markdown. `_` is markup only at the ends of words.
+# Characters that are markup in Markdown. `_` is markup only at the ends of a word.
 SPECIAL = re.compile(r"[\\|<&`*~]|\](?=\()|(?<![^\W_])_|_(?![^\W_])")
 
-# The tags that a card shows, with their names there.
+# The tags shown on a card, with their labels.
 SHOWN_TAGS = {"method": "method", "size": "size", "elicited": "attacked for"}
 TOKENIZER_HAS_SEEN = """\
 **The tokenizer has seen the removed text.** It was trained on all domains, so its vocabulary can
@@ -44,7 +44,7 @@ class CardSubject:
     dtype: str
     # A sentence about the tokenizer's training, or "" without a tokenizer.
     tokenizer: str = ""
-    # The name of the hub's model for the export, or "".
+    # The name of the export's model on the hub, or "".
     hub: str = ""
 
     @property
@@ -102,14 +102,14 @@ def _facts(store: Store, view: View) -> dict[str, str]:
 
 
 def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) -> str:
-    """Returns the README.md of the checkpoint in the subfolder `part`.
+    """Returns the README.md text for the subfolder `part` of an export.
 
-    For "", this is the only checkpoint, or the folder with several checkpoints.
+    "" is the export's own folder: either the only checkpoint, or the parent folder of several.
     """
     view, are_several = subject.view, subject.view.rule == "by_domain"
     modules = (f"{d}={weight:g}" if weight != 1.0 else d for d, weight in view.weights if d != CORE)
     name = subject.numbers[0].names["profile"] if subject.numbers else "+".join((CORE, *modules))
-    # The folder of several checkpoints is not a checkpoint.
+    # A folder with several checkpoints is not itself one.
     is_dense = part or not are_several
     dense = merge_config(subject.model, view.active(part or CORE)) if is_dense else None
     return _card().render(
@@ -120,7 +120,7 @@ def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) 
         stock=STOCKS[subject.model.architecture].title,
         dense=dense,
         num_parameters=dense and total_parameters(dense),
-        # vLLM and lm-eval can read a subfolder only from a disk.
+        # vLLM and lm-eval read a subfolder only from a local disk.
         place=subject.hub if subject.hub and not are_several else ".",
         studies=_distinct(subject.numbers),
     )
@@ -128,7 +128,6 @@ def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) 
 
 @cache
 def _card() -> Template:
-    """Loads `templates/card.md`. Its filters escape text from studies and the storage."""
     loader = PackageLoader("gram_platform.release")
     environment = Environment(
         loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
@@ -139,7 +138,7 @@ def _card() -> Template:
 
 
 def _distinct(studies: Sequence[ProfileNumbers]) -> list[tuple[ProfileNumbers, list[str]]]:
-    """Returns (a study's numbers, names of studies that only repeat rows of these numbers)."""
+    """Returns pairs (numbers of one study, names of studies with a subset of its rows)."""
     distinct = []
     for numbers in sorted(studies, key=lambda numbers: -len(numbers.domains)):
         covering = (others for full, others in distinct if _rows(numbers) <= _rows(full))
@@ -173,12 +172,12 @@ def _table(frame: pd.DataFrame) -> str:
 
 
 def plain(text: str) -> str:
-    """Escapes text for Markdown, including the cells of tables."""
+    """Escapes text for Markdown, including table cells."""
     return SPECIAL.sub(r"\\\g<0>", " ".join(text.splitlines()))
 
 
 def code(text: str) -> str:
-    """Formats a name as code. Only escapes a name with markup, because code has no escapes."""
+    """Formats a name as inline code, or escapes it if it contains markup."""
     escaped = plain(text)
     return f"`{text}`" if escaped == text else escaped
 

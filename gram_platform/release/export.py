@@ -60,7 +60,7 @@ USER_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ENOTEMPTY, errno.ENOTDIR, errno
 
 
 class ExportRecord(TypedDict):
-    """The record of an export, export.json. `files` has the SHA-256 of each file."""
+    """The contents of export.json. `files` maps each file to its SHA-256."""
 
     files: dict[str, str]
     agreements: NotRequired[dict[str, tuple[Agreement, ...]]]
@@ -68,7 +68,7 @@ class ExportRecord(TypedDict):
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What to export. A view with one expert per domain becomes a checkpoint for each expert."""
+    """The view to export, the format of its checkpoints, and how to verify them."""
 
     view: View
     dtype: str = "float32"
@@ -84,7 +84,7 @@ class ExportRequest:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """A finished export. `agreements` has each checkpoint's verification, by subfolder."""
+    """The result of an export. `agreements` maps subfolders to verification results."""
 
     folder: Path
     agreements: Mapping[str, tuple[Agreement, ...]]
@@ -92,7 +92,7 @@ class ExportResult:
     is_new: bool = True
 
 
-# Writes the card of a part, with its verification, into a folder.
+# Writes the card of a part, with its verification results, to a folder.
 WriteCard = Callable[[Path, str, tuple[Agreement, ...]], None]
 
 
@@ -103,17 +103,18 @@ def export_view(
     write_card: WriteCard,
     progress: Progress = silent,
 ) -> ExportResult:
-    """Writes the view's verified checkpoints, each with a card, to `out`. Follows a link there.
+    """Writes the view's checkpoints and their cards to `out`, and verifies them.
 
-    If `out` already has this export, only its cards are replaced. Raises ValueError before any work
-    if `out` is a mount point or has other files, or the disk is too full. If a checkpoint does not
-    match the view, raises ValueError and removes all that was written.
+    If `out` is a symbolic link, writes to its target. If `out` already contains this export, only
+    replaces the cards. Before writing, raises ValueError if `out` is a mount point or contains
+    other files, or the disk is too full. If a checkpoint does not match the view, raises ValueError
+    and deletes the new files.
     """
     parts = dense_parts(export.view)
     if export.check == "transformers" and importlib.util.find_spec("transformers") is None:
         raise invalid("check", export.check, "own, because transformers is not installed")
     out = Path(os.path.realpath(out))
-    # These fields decide the files of an export.
+    # The files of an export depend only on these fields.
     identity = {
         "layout": EXPORT_LAYOUT,
         "view": to_plain(export.view),
@@ -168,7 +169,7 @@ def _write_part(
     on_bytes: Callable[[int], None],
     progress: Progress,
 ) -> tuple[Agreement, ...]:
-    """Writes a dense checkpoint without a card. `routed` has the active modules of this part."""
+    """Merges `routed` into a dense checkpoint, writes it without a card, and verifies it."""
     model, dtype = merge_config(routed[0], routed[2]), DTYPES[export.dtype]
     corpus = find_corpus(store, export.view.run_id)
     end_of_text = write_tokenizer(corpus, folder, model.seq_len) if corpus else None
@@ -194,9 +195,9 @@ def _write_cards(
 
 
 def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement, ...]] | None:
-    """Returns the checks of the export in `out`, or None if `out` is empty or missing.
+    """Returns the verification results stored in `out`, or None if `out` is empty or missing.
 
-    Raises ValueError if `out` contains anything else.
+    Raises ValueError if `out` contains anything but this export.
     """
     kind = target_kind("out", out)
     if kind not in (A_FOLDER, ""):
@@ -216,7 +217,7 @@ def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement
 
 
 def require_unchanged(out: Path) -> None:
-    """Hashes every file of an export. Raises ValueError if one differs from the record."""
+    """Raises ValueError if an export's files, except its cards, do not match the record."""
     expected = _record(out)["files"]
     try:
         present = _hashes(out)
@@ -245,9 +246,9 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def atomic_folder(out: Path) -> Iterator[Path]:
-    """Context manager that yields a temporary folder, and renames it to `out` on success.
+    """Context manager that yields a temporary folder and renames it to `out` on success.
 
-    Removes the temporary folders of killed processes.
+    Also deletes the temporary folders of killed processes.
     """
     staging = out.parent / f".{out.name}.{os.getpid()}.part"
     try:
@@ -275,7 +276,7 @@ def atomic_folder(out: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Context manager that locks a folder. Raises BlockingIOError if another process holds it."""
+    """Context manager that locks a folder. Raises BlockingIOError if it is already locked."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,9 @@
 """Reads and writes a checkpoint's tensors and tokenizer in Hugging Face's layout.
 
-model.safetensors
-model-00001-of-00003.safetensors ... and model.safetensors.index.json
+Tensors are in one file, or in numbered files with an index:
+
+    model.safetensors
+    model-00001-of-00003.safetensors, ..., model.safetensors.index.json
 """
 
 import contextlib
@@ -39,7 +41,7 @@ PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def byte_counter(progress: Progress, activity: str, total: int) -> Callable[[int], None]:
-    """Returns a function that adds its argument to a sum of bytes, and reports the sum."""
+    """Returns a callback that accumulates byte counts and reports the total to `progress`."""
     done = 0
 
     def add(num_bytes: int) -> None:
@@ -51,7 +53,7 @@ def byte_counter(progress: Progress, activity: str, total: int) -> Callable[[int
 
 
 def shards(shapes: Shapes, dtype: torch.dtype, max_file_bytes: int) -> dict[str, Shapes]:
-    """Assigns tensors to files of at most `max_file_bytes`. A larger tensor gets its own file."""
+    """Groups tensors into files of at most `max_file_bytes`. A larger tensor gets its own file."""
     groups = [{}]
     for name, shape in shapes.items():
         if groups[-1] and stream_bytes({**groups[-1], name: shape}, dtype) > max_file_bytes:
@@ -72,9 +74,9 @@ def write_tensors(
     tensors: Iterable[tuple[str, torch.Tensor]],
     progress: Callable[[int], None],
 ) -> None:
-    """Writes the `files` from `shards`, and an index if there are several.
+    """Writes tensors to the `files` planned by `shards`, plus an index if there are several.
 
-    `tensors` must come in the order of the shapes in `files`.
+    `tensors` must be in the same order as the shapes in `files`.
     """
     remaining = iter(tensors)
     for name, shapes in files.items():
@@ -89,7 +91,7 @@ def write_tensors(
 
 
 def file_names(folder: Path) -> list[str]:
-    """Lists a checkpoint's tensor files. Raises ValueError if there are no safetensors files."""
+    """Lists a checkpoint's safetensors files. Raises ValueError if any is missing."""
     if (folder / INDEX).is_file():
         names = sorted(set(_weight_map(folder).values()))
         for name in names:
@@ -114,9 +116,9 @@ def file_names(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
-    """Context manager that yields a checkpoint's tensors, each read on access.
+    """Context manager that yields a checkpoint's tensors, loaded on access.
 
-    Raises ValueError if a tensor is missing.
+    Raises ValueError unless the files contain exactly the tensors in the index.
     """
     with contextlib.ExitStack() as stack:
         files = {}
@@ -132,7 +134,7 @@ def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
 
 
 def shapes_by_file(folder: Path) -> dict[str, Shapes]:
-    """Returns the shapes of the tensors in each file of a checkpoint."""
+    """Returns the tensor shapes in each file of a checkpoint."""
     shapes = {}
     for name in file_names(folder):
         with open_tensors(folder / name, once) as file:
@@ -152,10 +154,10 @@ def _weight_map(folder: Path) -> Mapping[str, str]:
 
 
 def write_tokenizer(corpus: PackedCorpus, folder: Path, seq_len: int) -> int:
-    """Writes the corpus's tokenizer, so that transformers encodes text as training did.
+    """Writes the corpus's tokenizer so that `transformers` encodes text as in training.
 
-    Encoding adds no tokens, does not truncate or pad, and reads names of special tokens as plain
-    text. Returns the id of the end-of-text token.
+    Encoding adds no special tokens, does not truncate or pad, and treats the names of special
+    tokens as plain text. Returns the id of the end-of-text token.
     """
     tokenizer = load_tokenizer(corpus.tokenizer_path)
     end = end_of_text_id(tokenizer)
@@ -179,7 +181,7 @@ def write_tokenizer(corpus: PackedCorpus, folder: Path, seq_len: int) -> int:
 
 
 def find_corpus(store: Store, run_id: str) -> PackedCorpus | None:
-    """Opens a run's corpus. Returns None for an imported model, or if the storage lacks it."""
+    """Opens a run's corpus. Returns None if it is not stored or the model was imported."""
     if run_id.startswith(IMPORTED):
         return None
     data_id = store.run(run_id).config()["data"]["data_id"]

@@ -1,6 +1,6 @@
-"""Wraps a view as a model of the LM Evaluation Harness that scores texts.
+"""Wraps a view as a model that scores texts for the LM Evaluation Harness.
 
-This module needs lm-eval, which the extra `eval` installs.
+Requires lm-eval: `pip install 'gram-platform[eval]'`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ from gram_platform.corpora.tokenizer import encode, end_of_text_id
 from gram_platform.model.transformer import Transformer
 
 Tokens = list[int]
-# The log-likelihood in nats, and whether every token was the likeliest.
+# (log-likelihood in nats, True if every token was the most likely).
 Scored = tuple[float, bool]
 
 
 class HarnessModel(TemplateLM):
-    """A routed model with some modules active.
+    """A routed model in which the `active` modules are switched on.
 
-    A text without a context is scored after an end-of-text token. A context that is too long is cut
-    at the beginning, as in the harness's own models.
+    An empty context is replaced by an end-of-text token. A context that is too long is truncated on
+    the left, as in the harness's own models.
     """
 
     def __init__(self, model: Transformer, active: Mapping[str, float], tokenizer: Tokenizer):
@@ -49,7 +49,7 @@ class HarnessModel(TemplateLM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Returns each text's log-likelihood in nats. Long texts are scored window by window."""
+        """Returns each text's log-likelihood in nats. Splits long texts into windows."""
         length, totals = self._model.config.seq_len, []
         for (text,) in (request.args for request in requests):
             tokens = self.tok_encode(text)
@@ -77,7 +77,7 @@ class HarnessModel(TemplateLM):
         return [scores[i] for i in range(len(rows))]
 
     def _batch(self, rows: list[Tokens], num_scored: list[int]) -> list[Scored]:
-        """Scores the last `num_scored` tokens of each row. Rows are padded at the end."""
+        """Scores the last `num_scored[i]` tokens of row i. Pads rows on the right."""
         padded = list(zip(*zip_longest(*rows, fillvalue=0), strict=True))
         tokens_BT = torch.tensor(padded, device=self._model.device)
         log_p_BTV = torch.log_softmax(self._model(tokens_BT[:, :-1], self._active).float(), dim=-1)

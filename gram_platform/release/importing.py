@@ -1,7 +1,7 @@
-"""Imports a StarCoder2 or Llama checkpoint into the storage, so that runs can start from it.
+"""Imports a StarCoder2 or Llama checkpoint into the storage as the core of later runs.
 
-`--start IMPORT_ID` starts a study from it. RunConfig(model=<its config, with modules>,
-start=View.of(import_id), ...) starts a run from it. The checkpoint becomes the run's core. Only
+`--start IMPORT_ID` starts a study from the import, and `RunConfig(model=...,
+start=View.of(import_id), ...)` a run, where `model` is the imported config with modules. Only
 safetensors files are read, one tensor at a time.
 """
 
@@ -38,7 +38,7 @@ DROPOUTS = ("attention_dropout", "residual_dropout", "embedding_dropout")
 
 @dataclass(frozen=True)
 class Imported:
-    """A finished import. `notes` are sentences about what was not imported."""
+    """The result of an import. `notes` explain what was not imported."""
 
     import_id: str
     model: ModelConfig
@@ -49,11 +49,11 @@ class Imported:
 def import_checkpoint(
     folder: Path, store: Store, seq_len: int | None = None, progress: Progress = silent
 ) -> Imported:
-    """Reads a checkpoint into a storage that is open for writing.
+    """Imports a checkpoint into a storage that is open for writing.
 
-    `seq_len` is the sequence length of later runs, by default the longest that the model supports.
-    Raises ValueError for an unsupported model, pickled weights, and a tokenizer that is unreadable
-    or too large. Also raises ValueError for tensors that are missing, unknown or not finite.
+    `seq_len` is the sequence length of later runs (default: the model's maximum). Raises ValueError
+    if the model is unsupported, the weights are pickled, the tokenizer is unreadable or too large,
+    or a tensor is missing, unknown or not finite.
     """
     plain = read_config(folder)
     model, fields = native_config(plain, seq_len), check_fields(plain)
@@ -116,9 +116,9 @@ def read_config(folder: Path) -> dict:
 
 
 def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
-    """Returns (the bytes of tokenizer.json, ""), or (None, the reason why it is not imported).
+    """Returns (the bytes of tokenizer.json, ""), or (None, why it is not imported).
 
-    Raises ValueError if the tokenizer is unreadable or too large, or fails on text.
+    Raises ValueError if the tokenizer is unreadable, too large or unable to encode test texts.
     """
     path = folder / TOKENIZER
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Reads the numbers that a storage's studies measured for one view."""
+"""Collects the results of a storage's studies for one view."""
 
 import math
 import re
@@ -22,7 +22,7 @@ CLASS_COLUMNS += ["all seeds [90% interval]", "seeds"]
 
 @dataclass(frozen=True)
 class ProfileNumbers:
-    """One study's numbers for a profile, as text."""
+    """One study's results for a profile, formatted as text."""
 
     study: str
     title: str
@@ -43,7 +43,7 @@ class ProfileNumbers:
 
 
 def profile_numbers(store: Store, view: View) -> tuple[ProfileNumbers, ...]:
-    """Returns the view's results in every study that evaluated it and has a baseline for it."""
+    """Returns the view's results from every study that evaluated it and has a baseline."""
     numbers = []
     for record in (readable_record(store, name) for name in store.list_studies()):
         if record is None or record.measurement != LOSSES:
@@ -70,7 +70,7 @@ def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> 
         for name in CLASSES
         if row
     }
-    # In a note, a variant may precede the name of the row, and a seed or domain may follow it.
+    # In a note, a variant may precede the row's name, and a seed or domain may follow it.
     row_name = re.escape(" ".join(tags[name] for name in ROW))
     notes = analysis.missing[
         analysis.missing["what"].str.contains(rf"(?:^|: ){row_name}(?:,| seed|$)")
@@ -88,7 +88,6 @@ def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> 
 
 
 def _ratio_text(mean: float, low: float, high: float) -> str:
-    """Formats a ratio's interval. A negative lower end, which no ratio has, becomes "below 0"."""
     return f"{mean:.3f} [below 0, {high:.3f}]" if low < 0.0 else interval_text(mean, low, high)
 
 

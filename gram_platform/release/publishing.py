@@ -1,4 +1,4 @@
-"""Publishes an export on the Hugging Face hub."""
+"""Publishes an export on the Hugging Face Hub."""
 
 import importlib.util
 from pathlib import Path
@@ -9,7 +9,7 @@ from gram_platform.release.export import RECORD, ExportRecord
 
 
 def require_hub(name: str) -> None:
-    """Raises ValueError if the hub's library or a login is missing, or the name is invalid."""
+    """Raises ValueError if `huggingface_hub` or a login is missing, or `name` is invalid."""
     if importlib.util.find_spec("huggingface_hub") is None:
         raise invalid(
             "push", name, "huggingface_hub to be installed: pip install 'gram-platform[hub]'"
@@ -28,10 +28,10 @@ def require_hub(name: str) -> None:
 
 
 def push_export(folder: Path, name: str) -> tuple[str, str]:
-    """Uploads an export's folder in one commit. Returns (address of the model, id of the commit).
+    """Uploads an export's folder in one commit. Returns (model URL, commit id).
 
-    Creates a missing model as private. Raises ValueError if the model on the hub has weights that
-    this export lacks, or if the hub refuses.
+    Creates the model as private if it does not exist. Raises ValueError if the model already has
+    weights that this export lacks, or if the hub rejects the upload.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError
@@ -41,7 +41,7 @@ def push_export(folder: Path, name: str) -> tuple[str, str]:
         api.create_repo(name, private=True, exist_ok=True)
         model = api.model_info(name, files_metadata=True)
         stored = {file.rfilename: file.lfs.sha256 for file in model.siblings or () if file.lfs}
-        # Other large files may have modules that this export must not reveal.
+        # Other large files may contain modules that this export must not reveal.
         if others := sorted(path for path, sha256 in stored.items() if files.get(path) != sha256):
             allowed = "a new model, or one that has this export: its history would keep the others"
             raise invalid("push", name, f"{allowed}, {', '.join(others[:4])}")
@@ -50,7 +50,7 @@ def push_export(folder: Path, name: str) -> tuple[str, str]:
             repo_id=name, folder_path=folder, commit_message=message, parent_commit=model.sha
         )
     except (OSError, HTTPError, RuntimeError) as error:
-        # A failed upload of a file raises RuntimeError.
+        # A failed file upload raises RuntimeError.
         cause = printable(str(error.__cause__ or error))
         raise invalid(
             "push", name, f"a model of the hub that this login may write ({cause})"

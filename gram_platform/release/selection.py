@@ -1,4 +1,4 @@
-"""Turns the modules that a user names into a view."""
+"""Converts the modules that a user selects into a view."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,11 +35,11 @@ def parse_sources(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class AvailableModules:
-    """A run's own modules, and the modules of branches, which are runs that started from it."""
+    """The modules of a run and of its branches, which are runs that started from it."""
 
     run_id: str
     trained_here: tuple[str, ...]
-    # Ids of branches by module.
+    # The ids of branches, by module.
     branches: Mapping[str, tuple[str, ...]]
     # A run without a core has an MLP for each domain instead.
     has_core: bool
@@ -49,7 +49,7 @@ class AvailableModules:
         return tuple(dict.fromkeys((*self.trained_here, *self.branches)))
 
     def source(self, domain: str) -> str:
-        """Returns the run that trained the module. Raises ValueError if no run or several did."""
+        """Returns the run that trained the module. Raises ValueError unless exactly one did."""
         if domain in self.trained_here:
             return self.run_id
         runs = self.branches.get(domain, ())
@@ -68,7 +68,7 @@ class AvailableModules:
         return runs[0]
 
     def view(self, modules: Mapping[str, float], sources: Mapping[str, str]) -> View:
-        """Returns the view with these modules. `sources` maps a module to the run of its branch."""
+        """Returns the view with these modules. `sources` maps modules to their runs."""
         if stray := sorted(set(sources) - set(modules)):
             raise invalid("sources", stray, "only modules that `modules` names")
         origins = ((domain, sources.get(domain) or self.source(domain)) for domain in modules)
@@ -79,7 +79,7 @@ class AvailableModules:
 
 
 def available_modules(store: Store, run_id: str) -> AvailableModules:
-    """Lists the modules that views of a run can switch on."""
+    """Finds the modules that a view of the run can switch on."""
     model = store.origin(run_id).model_config()
     branches: dict[str, tuple[str, ...]] = {}
     for other in store.list_runs() if not model.modules else ():
@@ -93,10 +93,10 @@ def available_modules(store: Store, run_id: str) -> AvailableModules:
 
 
 def dense_parts(view: View) -> dict[str, View]:
-    """Returns the views that become dense models, by subfolder.
+    """Returns the views to export as dense checkpoints, by subfolder.
 
-    Most views become one model, in the subfolder "". If the active modules depend on the domain,
-    core and each active expert become models.
+    A view with the same modules for all domains is one checkpoint, in the subfolder "". Otherwise,
+    core and each active expert are separate checkpoints.
     """
     if view.rule == "constant":
         return {"": view}

@@ -1,7 +1,7 @@
-"""Converts the config of a dense model to Hugging Face's config.json, and back.
+"""Converts between the config of a dense model and Hugging Face's config.json.
 
 Source: `transformers/models/starcoder2` and `llama` in version 5.23. Older versions read
-`rope_theta` instead of `rope_parameters`.
+`rope_theta` instead of `rope_parameters`, so exports have both.
 """
 
 from collections.abc import Mapping
@@ -16,19 +16,19 @@ from gram_platform.config.training import LLAMA, STARCODER2
 
 @dataclass(frozen=True)
 class Stock:
-    """One of Hugging Face's architectures, which `ModelConfig.architecture` names."""
+    """A Hugging Face architecture that `ModelConfig.architecture` can select."""
 
     title: str
     model_class: str
-    # The name of the field with the norms' epsilon.
+    # The field with the norms' epsilon.
     norm_eps: str
-    # Hugging Face's names of an MLP's projections, by our names.
+    # Hugging Face's names of the MLP projections, by our names.
     mlp: Mapping[str, str]
     # Further fields of an export's config.json.
     written: Mapping[str, object]
-    # The values of fields that a config.json does not have.
+    # Defaults for fields that a config.json omits.
     defaults: Mapping[str, object]
-    # Fields with a single value that our models can have.
+    # Fields for which our models support only this value.
     only: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -86,12 +86,12 @@ DEFAULT_THETA = 10_000.0
 DIMENSIONS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
 DIMENSIONS += ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
 SIZES_OR_NULL = ("head_dim", "sliding_window")
-# The largest size, so that torch can count the elements of a matrix.
+# The largest size for which torch can count the elements of a matrix.
 MAX_SIZE = 2**28
 
 
 def foreign_config(model: ModelConfig, dtype: torch.dtype, end_of_text: int | None) -> dict:
-    """Builds the config.json of a dense model. `end_of_text` is None if there is no tokenizer."""
+    """Builds a dense model's config.json. `end_of_text` is None if there is no tokenizer."""
     stock = STOCKS[model.architecture]
     head_dim = {"head_dim": model.head_dim} if model.head_width else {}
     return {
@@ -123,7 +123,7 @@ def foreign_config(model: ModelConfig, dtype: torch.dtype, end_of_text: int | No
 def native_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
     """Builds our ModelConfig from a config.json. Raises ValueError for an unsupported model.
 
-    `seq_len` is the sequence length of later training, by default the longest that is supported.
+    `seq_len` is the sequence length of later training (default: the model's maximum).
     """
     fields = check_fields(plain)
     positions = fields["max_position_embeddings"]
@@ -148,7 +148,7 @@ def native_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
 
 
 def check_fields(plain: Mapping) -> dict:
-    """Adds defaults to a config.json. Raises ValueError for wrong values and types."""
+    """Adds defaults to a config.json's fields. Raises ValueError if a field is invalid."""
     require_choice("config.json: model_type", plain.get("model_type"), tuple(STOCKS))
     stock = STOCKS[plain["model_type"]]
     fields = {**stock.defaults, "initializer_range": ModelConfig.init_std, **plain}

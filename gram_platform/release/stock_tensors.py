@@ -22,12 +22,12 @@ OF_BLOCK = {
     "attn.o_proj": "self_attn.o_proj",
     "ln_2": "post_attention_layernorm",
 }
-# The positions' frequencies, in older Llama checkpoints; they follow from theta.
+# Rotary frequencies in older Llama checkpoints; they follow from theta.
 ROTARY = ".rotary_emb.inv_freq"
 
 
 def of_layer(model: ModelConfig) -> dict[str, str]:
-    """Maps our names of modules in a layer to Hugging Face's, except queries, keys and values."""
+    """Maps our names of a layer's submodules to Hugging Face's, except the QKV projections."""
     return OF_BLOCK | {
         f"mlp.{ours}": f"mlp.{theirs}" for ours, theirs in STOCKS[model.architecture].mlp.items()
     }
@@ -44,9 +44,10 @@ def foreign_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 def foreign_weights(
     config: ModelConfig, weights: Weights, active: Mapping[str, float]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, float32 tensor) of a view's checkpoint. Holds one merged layer or embedding.
+    """Yields the (name, float32 tensor) pairs of a view's merged checkpoint.
 
-    `config` and `weights` are from `views.open_view`. `active` has the modules' weights.
+    Holds one merged layer or embedding in memory at a time. `config` and `weights` are from
+    `views.open_view`. `active` maps modules to their weights.
     """
     yield from _parts(weights, "wte", OF_MODEL["wte"])
     for layer in range(config.num_layers):
@@ -81,15 +82,15 @@ def _foreign_layer(
 
 
 def projection_rows(model: ModelConfig) -> list[int]:
-    """Returns the rows of each projection in our qkv_proj."""
+    """Returns the number of rows of each projection in our qkv_proj."""
     return [n * model.head_dim for n in (model.num_heads, model.num_kv_heads, model.num_kv_heads)]
 
 
 class CheckpointWeights(Mapping):
-    """Maps our parameter names to a checkpoint's tensors in float32, each read on access.
+    """Maps our parameter names to a checkpoint's tensors, loaded in float32 on access.
 
-    Without `has_biases`, linear layers of a StarCoder2 model get biases of zero. Raises ValueError
-    for an unsuitable tensor, and for too few layers.
+    If `has_biases` is False, StarCoder2's linear layers get zero biases. Raises ValueError if there
+    are too few layers, and on access if a tensor is missing or invalid.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class CheckpointWeights(Mapping):
         return torch.cat([self._read(f"{layer}.{p}.weight", (n, width)) for p, n in pairs])
 
     def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
-        """Reads the rows [first, stop) of an embedding or unembedding."""
+        """Reads rows [first, stop) of an embedding or unembedding."""
         return self._foreign.rows(self._foreign_name(name), first, stop).float()
 
     def _foreign_name(self, name: str) -> str:
@@ -142,13 +143,13 @@ class CheckpointWeights(Mapping):
             found = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
             raise invalid(name, found, f"{shape} of a floating type, as config.json says")
         tensor = tensor.float()
-        # The minimum is NaN if an element is. This needs no second tensor.
+        # `aminmax` propagates NaN and needs no second tensor.
         if not all(map(math.isfinite, tensor.aminmax())):
             raise invalid(name, "NaN or infinity", "finite numbers, in float32 too")
         return tensor
 
     def require_zero_biases(self) -> None:
-        """Raises ValueError if an attention bias of StarCoder2 is missing or not zero."""
+        """Raises ValueError if a StarCoder2 attention bias is missing or not zero."""
         for name, shape in foreign_shapes(self._model).items():
             if ".self_attn." in name and name.endswith(".bias"):
                 largest = float(self._read(name, shape).abs().max())
@@ -157,7 +158,7 @@ class CheckpointWeights(Mapping):
                     raise invalid(name, f"up to {largest:.3g}", allowed)
 
     def require_no_others(self) -> None:
-        """Raises ValueError for tensors that our model has no place for."""
+        """Raises ValueError if the checkpoint has tensors that our model lacks."""
         known = foreign_shapes(self._model)
         if not self._has_biases:
             known = {name for name in known if not _is_linear_bias(name)}

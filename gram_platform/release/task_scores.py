@@ -1,7 +1,7 @@
 """Scores views on tasks of the LM Evaluation Harness, and stores the scores as evaluations.
 
-Small models often answer multiple-choice questions no better than a guess, whatever they know. So
-a score has the accuracy of a guess and the bits per byte of the right answers too.
+On multiple-choice questions, small models often score at chance, whatever they know. So scores also
+contain the accuracy at chance and the bits per byte of the right answers.
 """
 
 import hashlib
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 # Names of files and folders that do not define tasks.
 NOT_OF_TASKS = re.compile(r"\..*|__pycache__|.*\.pyc|.*~|#.*#")
-# The field of a YAML file that includes other files, on one or more lines.
+# A YAML file's field `include`, on one or more lines.
 INCLUDES = re.compile(r"^include:(.*(?:\n[ \t-].*)*)", re.MULTILINE)
-# The names of files in this field.
+# The file names in this field.
 INCLUDED_NAMES = re.compile(r"[^\s\[\],\"']+")
-# The standard errors on each side of a 90% interval.
+# The half-width of a 90% interval in standard errors.
 LEVEL = 1.645
-# The harness's names of accuracies. The first that a task has is used.
+# The harness's accuracies, in order of preference.
 ACCURACIES = ("acc_norm", "acc")
 AT_CHANCE, ABOVE, BELOW = "cannot tell from guessing", "above chance", "below chance"
 SCORE_COLUMNS = ["profile", "task", "documents", "accuracy", "low", "high", "chance", "verdict"]
@@ -49,7 +49,7 @@ SCORE_COLUMNS += ["bits_per_byte"]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The names of tasks, and how their questions are asked."""
+    """The tasks to run, and how their questions are asked."""
 
     tasks: tuple[str, ...]
     # A folder with the user's task files, or "".
@@ -58,7 +58,7 @@ class Benchmark:
     limit: int = 0
 
     def validate(self) -> "Benchmark":
-        """Returns the benchmark with an absolute folder.
+        """Returns the benchmark with an absolute folder path.
 
         Raises ValueError if lm-eval is not installed, a task is unknown or the folder is missing.
         """
@@ -82,9 +82,9 @@ class Benchmark:
 
 
 def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
-    """Hashes a folder's files, other files that these include, and the tasks' local documents.
+    """Hashes a folder's files, other files that they include, and the tasks' local documents.
 
-    Imported modules outside the folder are not covered. Raises ValueError for an unreadable file.
+    Does not cover imported modules outside the folder. Raises ValueError if a file is unreadable.
     """
     try:
         own, outside = folder_sha256(folder), [hash_file(path) for path in _find_included(folder)]
@@ -95,7 +95,7 @@ def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
 
 
 def folder_sha256(folder: Path) -> str:
-    """Hashes names and contents of a folder's files, except hidden and generated files."""
+    """Hashes the names and contents of a folder's files. Skips hidden and generated files."""
     digest = hashlib.sha256()
     for path in _files(folder):
         digest.update(f"{path.relative_to(folder).as_posix()} {hash_file(path)}\n".encode())
@@ -124,7 +124,7 @@ def _find_included(folder: Path) -> list[Path]:
 
 
 def _reads_elsewhere(task: "Task", folder: Path) -> bool:
-    """Returns whether a task may read local documents that are not in the folder."""
+    """Returns True if a task may read local documents outside the folder."""
     config = task.config
     options = getattr(config, "dataset_kwargs", None) or {}
     values = [options[key] for key in ("data_files", "data_dir") if options.get(key)]
@@ -178,10 +178,10 @@ def score_profiles(
     precision: str,
     say: Callable[[str], None],
 ) -> pd.DataFrame:
-    """Scores each view that has no stored scores. Returns a row for each profile and task.
+    """Scores each view that has no stored scores. Returns one row per profile and task.
 
-    Intervals are 90% intervals over documents. Raises ValueError, before anything is written, for a
-    task that cannot be built or scored, and if the run's data is missing.
+    Intervals are 90% intervals over documents. Raises ValueError if a task cannot be built or
+    scored, or if the run's data is missing.
     """
     rows, manager, files_sha256 = [], None, ""
     if benchmark.folder:
@@ -219,7 +219,7 @@ def score_profiles(
 
 
 def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
-    """Returns (the harness's index, the tasks). Raises ValueError if a task cannot be built."""
+    """Returns (task manager, tasks). Raises ValueError if a task cannot be built or scored."""
     from lm_eval.tasks import TaskManager, get_task_dict
 
     manager, built = TaskManager(include_path=benchmark.folder or None), []
@@ -273,10 +273,9 @@ def _score(store: Store, scores: TaskScores, manager: "TaskManager", device: str
 
 
 def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> dict[str, float]:
-    """Returns a task's metrics and standard errors, its number of documents, and `answers`.
+    """Returns a task's metrics, standard errors, number of documents and `answers`.
 
-    `metrics` is the harness's `{"acc,none": ..., ...}`. `samples` are the harness's records of
-    documents.
+    `metrics` is the harness's `{"acc,none": ..., ...}`. `samples` are its records of documents.
     """
     numbers = ((key, value) for key, value in metrics.items() if isinstance(value, float))
     fields = {key.removesuffix(",none"): float(value) for key, value in numbers}

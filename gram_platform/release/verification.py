@@ -1,9 +1,9 @@
-"""Verifies an export by reading the checkpoint back and comparing its logits with the view's.
+"""Verifies an export by comparing the logits of the written checkpoint with the view's.
 
-One layer of each model is in memory at a time. Both models compute in float64 (positions in
-float32), so that any difference comes from the file and not from the order of sums. bfloat16
-changes logits by a few thousandths of the largest logit, so tensors are also compared bit by bit
-with the merged ones.
+Loads one layer of each model at a time. Both models compute in float64 (positions in float32), so
+that differences come from the files, not from the order of summation. Rounding to bfloat16 changes
+logits by a few thousandths of the largest logit, which could hide errors, so the stored tensors are
+also compared bit by bit with the merged ones.
 """
 
 import json
@@ -29,7 +29,7 @@ from gram_platform.store import Store
 from gram_platform.store.tensors import DiskTensors, stream_bytes
 from gram_platform.store.views import Weights, load_view
 
-# The largest difference of equal logits, for bfloat16 as a share of the largest logit.
+# The largest allowed difference, for bfloat16 as a share of the largest logit.
 FLOAT32_TOLERANCE, BFLOAT16_TOLERANCE = 1e-4, 0.05
 NUM_TOKENS = 256
 ROWS_AT_ONCE = 1024
@@ -39,7 +39,7 @@ RANDOM_SEED = 0
 
 @dataclass(frozen=True)
 class Agreement:
-    """The difference between the logits of a checkpoint and of the view, over some tokens."""
+    """The difference between a checkpoint's logits and the view's on some tokens."""
 
     largest_difference: float
     largest_logit: float
@@ -58,9 +58,9 @@ class Agreement:
 def verification_tokens(
     corpus: PackedCorpus | None, model: ModelConfig
 ) -> tuple[torch.Tensor, str]:
-    """Returns tokens_BT, and a text about their origin.
+    """Returns tokens_BT and a description of their source.
 
-    The tokens are the start of every domain's validation split, or random ids without a corpus.
+    The tokens are the start of each domain's validation split, or random ids without a corpus.
     """
     num_tokens = min(model.seq_len, NUM_TOKENS)
     if corpus is None:
@@ -84,9 +84,9 @@ def verify_export(
     tokens: Tokens,
     progress: Callable[[int, int], None],
 ) -> Agreement:
-    """Verifies a checkpoint. Raises ValueError if it has other logits or tensors than the view.
+    """Verifies a checkpoint. Raises ValueError if its logits or tensors differ from the view's.
 
-    `progress` is called with (bytes done, bytes in total).
+    `progress` is called with (bytes done, total bytes).
     """
     config, weights, active = view
     dense = native_config(json.loads((folder / "config.json").read_text()))
@@ -124,10 +124,10 @@ def _is_written(tensor: torch.Tensor, written: DiskTensors, name: str) -> bool:
 def verify_by_transformers(
     store: Store, view: View, folder: Path, dtype: torch.dtype, tokens: Tokens
 ) -> Agreement:
-    """Compares logits with `transformers` in float32, and generates a few tokens.
+    """Compares the view's logits with those of `transformers` in float32.
 
-    The difference includes rounding, because the library sums in another order. Raises ImportError
-    without the library.
+    Also generates a few tokens. Differences include rounding, because the library sums in another
+    order. Raises ImportError if it is not installed.
     """
     from transformers import AutoModelForCausalLM
 
@@ -150,10 +150,9 @@ def verify_by_transformers(
 
 
 def require_same_ids(corpus: PackedCorpus, folder: Path, tokens_BT: torch.Tensor) -> None:
-    """Raises ValueError unless transformers' tokenizer encodes texts as training did.
+    """Raises ValueError if `transformers` encodes a text differently from training.
 
-    The texts are the decoded `tokens_BT`, and two texts that contain the name of the end-of-text
-    token.
+    Tests the decoded `tokens_BT` and two texts that contain the end-of-text token's name.
     """
     from transformers import AutoTokenizer
 
@@ -178,7 +177,7 @@ def _agreement(
 
 
 def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) -> None:
-    """Raises ValueError unless the files have exactly a dense model's tensors."""
+    """Raises ValueError unless the files contain exactly a dense model's tensors."""
     expected, files = foreign_shapes(model), shapes_by_file(folder)
     shapes = {name: shape for held in files.values() for name, shape in held.items()}
     if shapes != expected:
@@ -201,8 +200,8 @@ def largest_difference(
 ) -> tuple[float, float]:
     """Returns (the largest difference between the models' logits, the largest logit of `left`).
 
-    The models have equal d_model, depth and vocabulary. `progress` is called with the number of
-    layers done.
+    The models have the same d_model, depth and vocabulary. `progress` is called with the number of
+    completed layers.
     """
     models = (left, right)
     states = [weights["wte.weight"][tokens_BT].double() for _, weights, _ in models]
@@ -216,7 +215,7 @@ def largest_difference(
         rows = first, min(first + ROWS_AT_ONCE, left[0].vocab_size)
         heads = [weights.rows("lm_head.weight", *rows).double() for _, weights, _ in models]
         expected, actual = (x_BTD @ head.T for x_BTD, head in zip(states, heads, strict=True))
-        # `max` returns NaN if there is one.
+        # `max` returns NaN if an element is NaN.
         differences.append((expected - actual).abs().max())
         largest.append(expected.abs().max())
     return float(torch.stack(differences).max()), float(torch.stack(largest).max())

@@ -1,4 +1,4 @@
-"""Turns tokens from the model into the text of a completion, and collects metrics."""
+"""Converts generated tokens to the text of a completion, and collects metrics."""
 
 import time
 import uuid
@@ -16,19 +16,19 @@ from gram_platform.release.serving.policy import Grant
 from gram_platform.release.serving.requests import COMMON_REFUSALS, Refusal, refusal
 from gram_platform.release.serving.text import TextStream, Vocabulary
 
-# The end of a request if the model's copy of the policy does not grant it, or is unconfirmed.
+# The end of a request if the policy does not grant it, or is not confirmed.
 FORBIDDEN, UNCONFIRMED = "model_not_found", "policy_unconfirmed"
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class ModelLost(Exception):
-    """The model's process is absent, or has ended during an answer."""
+    """Raised if the model's process is unavailable or dies during an answer."""
 
 
 class Metrics:
-    """Metrics in Prometheus' format, kept by each process that answers HTTP.
+    """The Prometheus metrics of one process that serves HTTP.
 
-    Labels are from the policy, never from a caller.
+    Labels never contain text from a caller.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Metrics:
         self.whole = timer("gram_completion_seconds", "From a request to its end")
 
     def text(self, profiles: Collection[str]) -> bytes:
-        """Formats the metrics of these profiles, and the metrics without a profile."""
+        """Formats the metrics of these profiles and the metrics that have no profile label."""
         metrics, allowed = list(self.registry.collect()), (None, *profiles)
         for metric in metrics:
             metric.samples = [s for s in metric.samples if s.labels.get("profile") in allowed]
@@ -61,7 +61,7 @@ class Completions(Protocol):
     def stream(
         self, digest: str, profile: str, request: GenerationRequest, whole: bool
     ) -> AsyncIterator[Delivery]:
-        """Yields deliveries like `ModelServer.stream`. Raises ModelLost if the model fails.
+        """Yields the same deliveries as `ModelServer.stream`. Raises ModelLost if the model fails.
 
         Closing the iterator cancels the request.
         """
@@ -70,7 +70,7 @@ class Completions(Protocol):
 
 
 class Answer:
-    """Generates the text of a granted request, and sets `finish_reason` at the end."""
+    """Generates the text of a granted request. Sets `finish_reason` at the end."""
 
     def __init__(
         self,
@@ -95,9 +95,9 @@ class Answer:
         return counts | {"total_tokens": sum(counts.values())}
 
     async def texts(self, whole: bool = False) -> AsyncIterator[str]:
-        """Yields "" when generation is accepted, and then text. Raises Refusal after a failure."""
+        """Yields "" once the request is accepted, then text. Raises Refusal if it fails."""
         metrics, profile = self._metrics, self.grant.profile
-        # If a stop can end the text, tokens are needed as they are drawn.
+        # A stop sequence may end the text, so tokens are needed as they are drawn.
         whole = whole and not self._stops
         stream = self._completions.stream(self._digest, profile, self.request, whole)
         started, is_accepted, end = time.monotonic(), False, "abandoned"

@@ -1,13 +1,13 @@
-"""Answers HTTP requests with one body or a stream.
+"""Handles HTTP requests, with JSON or streaming responses.
 
-    POST /v1/completions   OpenAI's text completions, one per request; `model` names a profile
-    GET  /v1/models        the token's own profiles
-    GET  /healthz          200 while the model answers and the policy is confirmed, otherwise 503
-    GET  /metrics          Prometheus' text about the token's profiles, if the policy allows it
+    POST /v1/completions   OpenAI's text completions, one per request; `model` is a profile
+    GET  /v1/models        the token's profiles
+    GET  /healthz          200 while the model is ready and the policy confirmed, otherwise 503
+    GET  /metrics          Prometheus metrics of the token's profiles, if the policy allows it
     GET  /                 the samples page
 
-A token is accepted only as `Authorization: Bearer ...`. The log of a refusal has the token's name,
-the status and a code, but never a caller's text.
+Tokens are accepted only as `Authorization: Bearer ...`. Rejected requests are logged with the
+token's name, the status and a code, but no text from the caller.
 """
 
 import base64
@@ -58,7 +58,7 @@ from gram_platform.release.serving.requests import (
 )
 from gram_platform.release.serving.text import Vocabulary
 
-# Ray Serve writes lines of such a logger to files.
+# Ray Serve writes the logs of `ray.serve` to files.
 logger = logging.getLogger("ray.serve.gram")
 WRONG_METHOD = ("method_not_allowed", "this path does not accept this method")
 OTHER_ERROR = ("http_error", "the server does not understand this request")
@@ -66,15 +66,15 @@ NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class Api:
-    """Serves the profiles of a policy over HTTP. `completions` generates the answers."""
+    """Serves the profiles of a policy over HTTP. `completions` generates the text."""
 
     def __init__(
         self, policy: Policy, vocabulary: Vocabulary, completions: Completions, max_requests: int
     ):
         self.policy, self.vocabulary, self.completions = policy, vocabulary, completions
-        # The most open requests of a token, and their number by the token's name.
+        # The most open requests per token, and their number by token name.
         self.max_requests, self._num_open = max_requests, Counter[str]()
-        # The `time.monotonic` of the policy's confirmation, infinite without a keeper.
+        # The `time.monotonic` of the policy's confirmation; infinite without a keeper.
         self.confirmed_at, self.num_left_out = math.inf, 0
         self.metrics = Metrics()
         self.started = int(time.time())
@@ -148,7 +148,7 @@ class Api:
         return HTMLResponse(html, headers=headers)
 
     async def _texts(self, answer: Answer, rule: TokenRule, whole: bool) -> AsyncIterator[str]:
-        """Yields an answer's texts. Raises Refusal 429 if the token has too many open requests."""
+        """Yields an answer's text. Raises Refusal 429 if the token has too many open requests."""
         allowed = rule.max_requests or self.max_requests
         if self._num_open[rule.name] >= allowed:
             state = f"this token has {allowed} requests at work or waiting, and may have no more"
@@ -162,9 +162,9 @@ class Api:
             self._num_open[rule.name] -= 1
 
     async def _events(self, answer: Answer, rule: TokenRule, usage: bool) -> AsyncIterator[str]:
-        """Yields "" when generation is accepted, and then server-sent events, also for a refusal.
+        """Yields "" once the request is accepted, then server-sent events.
 
-        `usage` is OpenAI's option `include_usage`.
+        Later failures are also sent as events. `usage` is OpenAI's option `include_usage`.
         """
         no_usage = {"usage": None} if usage else {}
         async with aclosing(self._texts(answer, rule, whole=False)) as parts:
@@ -181,9 +181,9 @@ class Api:
                 yield _event(refused.body())
 
     def _caller(self, request: Request) -> tuple[str, TokenRule]:
-        """Returns (digest, rule) of the caller's token.
+        """Returns (digest, rule) for the caller's token.
 
-        Raises Refusal 401 without a known token, and 503 while no policy is confirmed.
+        Raises Refusal 401 if the token is missing or unknown, and 503 while no policy is confirmed.
         """
         if not is_recent(self.confirmed_at):
             raise refusal("policy_unconfirmed")

@@ -1,8 +1,8 @@
-"""Continues sequences of any profiles together, one token of each sequence at a time.
+"""Generates text for several profiles in one batch, one token per sequence at each step.
 
 The B sequences use the first B rows of the reader's memory. When a sequence ends, the sequence in
-the last row moves to the free row. In shapes, T is the length of the longest prompt, and V the size
-of the vocabulary.
+the last row moves to the free row. In shapes, T is the length of the longest prompt, and V is the
+vocabulary size.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,16 @@ from gram_platform.model.rows import RowReader
 from gram_platform.release.serving.policy import Grant
 from gram_platform.train.evaluate import draw, uniforms
 
-# A completion ends at an end of text or a stop, or after max_tokens.
+# A completion ends at a stop sequence or end-of-text token, or after max_tokens.
 STOP, LENGTH = "stop", "length"
-# Below this temperature the likeliest token is taken, because logits / temperature could overflow.
+# Below this temperature, logits / temperature could overflow.
 COLDEST = 1e-6
 _NUMBERS = count()
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A prompt as token ids, and how to continue it."""
+    """A tokenized prompt and its sampling parameters."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -36,7 +36,7 @@ class GenerationRequest:
 
 @dataclass(eq=False)
 class ActiveSequence:
-    """A request in progress, with its grant and the tokens drawn so far."""
+    """A request in progress, its grant, and the tokens drawn so far."""
 
     request: GenerationRequest
     grant: Grant
@@ -49,7 +49,7 @@ class ActiveSequence:
 
     @property
     def num_read(self) -> int:
-        """The number of tokens that the model has read, all except the last drawn token."""
+        """The number of tokens that the model has read: all except the last drawn token."""
         return len(self.request.prompt) + max(0, len(self.drawn) - 1)
 
 
@@ -66,7 +66,7 @@ class Batch:
         return self.reader.num_rows - len(self.sequences)
 
     def admit(self, new: Sequence[ActiveSequence]) -> list[ActiveSequence]:
-        """Reads the prompts and draws the first token of each sequence. Returns all of `new`."""
+        """Reads the prompts and draws each sequence's first token. Returns the `new` sequences."""
         assert 0 < len(new) <= self.num_free
         first = len(self.sequences)
         self.reader.clear(first, len(new))
@@ -81,7 +81,7 @@ class Batch:
         return list(new)
 
     def step(self) -> list[ActiveSequence]:
-        """Draws a token for every active sequence. Returns these sequences, even if they ended."""
+        """Draws a token for each active sequence. Returns them, including any that just ended."""
         sequences = list(self.sequences)
         if not sequences:
             return []
@@ -92,7 +92,7 @@ class Batch:
         return sequences
 
     def remove(self, sequence: ActiveSequence) -> None:
-        """Frees the row of an active sequence. Does nothing for other sequences."""
+        """Frees the row of a sequence. Does nothing if the sequence is not active."""
         if sequence not in self.sequences:
             return
         row, last = self.sequences.index(sequence), len(self.sequences) - 1
@@ -131,10 +131,11 @@ def next_tokens(
     top_ps_B: torch.Tensor,
     uniforms_B: torch.Tensor,
 ) -> torch.Tensor:
-    """Draws tokens_B (int64, on the CPU), each with its row's temperature and random number.
+    """Draws each row's next token with its temperature, `top_p` and random number.
 
-    At temperatures below COLDEST, takes the likeliest token, and the lowest id in a tie. Otherwise
-    draws from the smallest set of likeliest tokens whose probabilities sum to `top_p`.
+    Returns tokens_B (int64, on the CPU). Below the temperature COLDEST, takes the most likely
+    token, or the lowest id in a tie. Otherwise draws from the smallest set of most likely tokens
+    whose probabilities sum to at least `top_p`.
     """
     tokens_B = logits_BV.argmax(dim=-1).cpu()
     warm = (temperatures_B >= COLDEST).nonzero()[:, 0]
@@ -147,7 +148,7 @@ def next_tokens(
 
 
 def _nucleus(logits_BV: torch.Tensor, top_ps_B: torch.Tensor) -> torch.Tensor:
-    """Masks the logits outside each row's nucleus with -inf."""
+    """Sets the logits outside each row's nucleus to -inf."""
     p_BV, order_BV = logits_BV.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
     before_BV = p_BV.cumsum(dim=-1) - p_BV
     outside_BV = (before_BV >= top_ps_B[:, None]) & (top_ps_B[:, None] < 1)

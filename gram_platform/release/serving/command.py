@@ -23,15 +23,15 @@ from gram_platform.release.serving.text import Vocabulary
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
 
-# The size of a private Ray's object store, which has tokens but no weights.
+# The object store of a private Ray cluster, which holds tokens but no weights.
 SERVING_STORE_BYTES = 128 * 2**20
-# The resource that marks Ray's head.
+# The resource that marks Ray's head node.
 HEAD = "node:__internal_head__"
-# The time between readings of the policy's file.
+# Seconds between reads of the policy file.
 POLICY_CHECK_S = 2.0
-# As `PolicyKeeper.confirm`.
+# The type of `PolicyKeeper.confirm`.
 Confirm = Callable[[Policy, int, float], None]
-# The time after a request's deadline for callers who read slowly.
+# Extra seconds after a request's deadline for slow readers.
 SLOW_CALLER_S = 30.0
 LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 
@@ -51,7 +51,7 @@ class Service:
     precision: str = "float32"
     device: str = "cpu"
     num_threads: int = 1
-    # The most open requests of a token, unless the policy says otherwise.
+    # The most open requests per token, if the policy sets no limit.
     max_requests: int = 64
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Service:
         require_int("max_requests", self.max_requests, 1)
 
     def find_port(self) -> int:
-        """Returns the port, or a free port for 0. Raises ValueError if the port is in use."""
+        """Returns `port`, or a free port if it is 0. Raises ValueError if the port is in use."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -75,14 +75,14 @@ class Service:
 
 @dataclass(frozen=True)
 class PreparedService:
-    """A run that can be served, with all inputs of its deployments."""
+    """A run that can be served, and the inputs of its deployments."""
 
     run: RunConfig
     source: ModelSource
     tokenizer_json: str
 
     def lines(self) -> list[str]:
-        """Returns lines for the terminal about loaded modules and each token's profiles."""
+        """Returns status lines about the loaded modules and each token's profiles."""
         policy = self.source.policy
         granted = policy.modules_of_tokens
         absent = [module for module in self.run.model.module_domains if module not in granted]
@@ -93,9 +93,9 @@ class PreparedService:
 
 
 def prepare(service: Service) -> PreparedService:
-    """Validates a service, without loading weights.
+    """Validates a service without loading weights.
 
-    Raises ValueError if the run cannot be served, or the policy names modules that it lacks.
+    Raises ValueError if the run cannot be served or lacks a module in the policy.
     """
     store, policy = Store(service.storage), load_granting(service.policy)
     run_id = store.find_run(service.run_id)
@@ -125,9 +125,9 @@ def listen(handler: Callable[..., None]) -> None:
 
 
 def interrupt(*_) -> None:
-    """Raises KeyboardInterrupt, which ends the command and interrupts its waits for Ray.
+    """Ignores further signals and raises KeyboardInterrupt, which ends the command.
 
-    Further signals are ignored, because an interrupted clean-up would leave processes in Ray.
+    Interrupting the clean-up would leave processes in Ray.
     """
     listen(ignore)
     raise KeyboardInterrupt
@@ -138,10 +138,10 @@ def ignore(*_) -> None:
 
 
 def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
-    """Serves until SIGINT or SIGTERM, and then stops the application and a private Ray.
+    """Serves until SIGINT or SIGTERM, then stops the application and any private Ray cluster.
 
-    Must be called before Ray is imported. Raises ValueError for a service that cannot start, and
-    Stopped if Ray dies.
+    Must be called before Ray is imported. Raises ValueError if an argument is invalid, and Stopped
+    if Ray or Ray Serve fails.
     """
     prepared = prepare(service)
     service.find_port()
@@ -196,9 +196,9 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
 
 
 def start(service: Service, prepared: PreparedService, name: str) -> int:
-    """Deploys an application, waits until its models answer, and returns its port.
+    """Deploys an application, waits until its models are ready, and returns its port.
 
-    `name` is the name of the application and of its `PolicyKeeper`.
+    The application and its `PolicyKeeper` are both called `name`.
     """
     from ray import serve
 
@@ -226,7 +226,7 @@ def start(service: Service, prepared: PreparedService, name: str) -> int:
 
 
 def new_keeper(name: str) -> Confirm:
-    """Starts a `PolicyKeeper` on this machine, and returns the function that confirms a policy."""
+    """Starts a `PolicyKeeper` on this machine. Returns a function that calls its `confirm`."""
     import ray
 
     from gram_platform.release.serving.deployments import NAMESPACE, PolicyKeeper
@@ -236,7 +236,7 @@ def new_keeper(name: str) -> Confirm:
 
 
 def load_granting(path: str) -> Policy:
-    """Reads a policy. Also raises ValueError if the policy has no tokens."""
+    """Reads a policy. Raises ValueError if it is invalid or has no tokens."""
     policy = load_policy(path)
     if not policy.tokens:
         raise invalid(
@@ -254,11 +254,11 @@ def follow_policy(
     say: Callable[[str], None],
     is_over: threading.Event,
 ) -> None:
-    """Reads the policy file every `POLICY_CHECK_S` and confirms its policy to the keeper.
+    """Reads the policy file every `POLICY_CHECK_S` seconds and confirms its policy to the keeper.
 
-    Reports each change and each error once. The policy's age counts from the time before the file
-    was read, so that a late call does not extend an old policy. If the file cannot be read,
-    replicas reject all requests after `LEASE_S`.
+    Reports each change and error once. A policy's age counts from before its file is read, so a
+    slow call does not extend an old policy. If the file is unreadable, replicas reject all requests
+    after `LEASE_S` seconds.
     """
     reported, loaded = (), policy.modules_of_tokens
     while not is_over.is_set():
@@ -281,7 +281,7 @@ def follow_policy(
 
 
 def require_own_serve() -> None:
-    """Raises ValueError if Ray Serve already runs, or if the head of Ray is another machine."""
+    """Raises ValueError if Ray Serve is already running or Ray's head is on another machine."""
     import ray
     from ray import serve
 
@@ -298,9 +298,10 @@ def require_own_serve() -> None:
 
 
 def end_application(name: str, is_private: bool) -> None:
-    """Deletes this command's application. Shuts Ray Serve down if it has no other application.
+    """Deletes this command's application, and stops Ray Serve if it has no other application.
 
-    In a private Ray, Serve ends with Ray. An earlier shutdown would print that Ray retries forever.
+    In a private cluster, Serve stops with Ray. Stopping it first would log that Ray retries
+    forever.
     """
     from ray import serve
 
@@ -314,12 +315,12 @@ def end_application(name: str, is_private: bool) -> None:
         if not (is_private or serve.status().applications):
             serve.shutdown()
     except (*CALL_ERRORS, RuntimeError):
-        # More calls would wait for a dead Ray.
+        # Further calls would wait for a dead cluster.
         return
 
 
 def require_gpu(device: str) -> None:
-    """Raises ValueError for "cuda" if Ray has no GPU, because the models would wait for one."""
+    """Raises ValueError for "cuda" if Ray has no GPU, because models would wait forever."""
     import ray
 
     if device == "cuda" and not ray.cluster_resources().get("GPU"):
@@ -327,26 +328,32 @@ def require_gpu(device: str) -> None:
 
 
 def make_environment_private() -> None:
-    """Sets a private Ray's environment variables and a new token. Ray reads them on import."""
+    """Sets a private Ray cluster's environment variables. Call before importing Ray."""
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         del os.environ[name]
     os.environ |= {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Without a cluster of machines (on Linux too) most ports listen only on the loopback.
+        # Single-machine mode (on Linux too): most ports listen only on the loopback.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     }
 
 
 def choose_ray(address: str) -> str:
-    """Returns `address`, or else $RAY_ADDRESS. Returns "" without either, and for `local`."""
+    """Returns `address`, or `$RAY_ADDRESS` if it is empty.
+
+    Returns "", for a private cluster, if both are empty or the address is `local`.
+    """
     address = address or os.environ.get("RAY_ADDRESS", "")
     return "" if address == "local" else address
 
 
 def join_ray(address: str, num_cpus: int) -> bool:
-    """Joins the Ray of `choose_ray`, or starts a private Ray. Returns whether Ray is private."""
+    """Connects to the Ray cluster from `choose_ray`, or starts a private one.
+
+    Returns True if the cluster is private.
+    """
     from gram_platform.engine.cluster import join
     from gram_platform.engine.cluster import start as start_ray
 

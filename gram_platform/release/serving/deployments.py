@@ -1,12 +1,12 @@
-"""Deploys a run on Ray Serve. `Ingress` answers HTTP, and `Model` has the weights.
+"""Deploys a run on Ray Serve. `Ingress` handles HTTP, and `Model` holds the weights.
 
-The ingress runs in its own process, so that it can still answer callers when a model's process
-dies. The ingress sends only a token's digest to the model's process, which looks up the grant in
-its own copy of the policy.
+The ingress runs in its own process, so that it can still respond when a model's process dies. It
+sends only a token's digest to the model's process, which looks up the grant in its own copy of the
+policy.
 
-Every two seconds, `gram serve` confirms the policy to a `PolicyKeeper`, an actor that ends with the
-command. Every replica reads the policy from the keeper each second. A replica rejects all requests
-if the last confirmation is older than `LEASE_S`.
+Every two seconds, `gram serve` confirms the policy to a `PolicyKeeper`, an actor that dies with the
+command. Every replica reads the policy from there once a second, and rejects all requests if the
+last confirmation is older than `LEASE_S` seconds.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from gram_platform.release.serving.policy import LEASE_S, Policy
 from gram_platform.release.serving.text import Vocabulary
 
 NAMESPACE = "gram"
-# The time between readings of the keeper's policy.
+# Seconds between reads of the keeper's policy.
 LOOK_S = 1.0
 FIRST_LOOK_S = 60.0
-# The longest wait for a delivery, which a replica sends every 2 s.
+# The longest wait for a delivery. A replica sends one every 2 s.
 LONGEST_SILENCE_S = 10.0
 # Errors of calls to Ray, except CancelledError if the caller itself was cancelled.
 CALL_ERRORS = (TimeoutError, RayError, RayServeException, asyncio.CancelledError)
@@ -42,16 +42,16 @@ READY_S = 2.0
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 # Far more than the engine accepts.
 MAX_CONNECTIONS = 2000
-# Calls to a replica beyond its engine's requests, for rejections and health checks.
+# More calls than the engine's requests, for rejections and health checks.
 SPARE_CALLS = 64
 
 
 # A keeper that Ray restarts has no policy until one is confirmed again.
 @ray.remote(num_cpus=0, max_restarts=-1)
 class PolicyKeeper:
-    """Keeps the confirmed policy, and the number of skipped parts of the policy file.
+    """Holds the confirmed policy, and the number of skipped parts of the policy file.
 
-    The keeper runs on the machine of `gram serve`, so that both have the same `time.monotonic`.
+    Runs on the same machine as `gram serve`, so that both share `time.monotonic`.
     """
 
     def __init__(self) -> None:
@@ -61,9 +61,9 @@ class PolicyKeeper:
         self._confirmed = policy, num_left_out, read_at
 
     def read(self) -> tuple[Policy, int, float]:
-        """Returns (policy, number of skipped parts, seconds since its file was read).
+        """Returns (policy, number of skipped parts, age of the policy in seconds).
 
-        Raises RuntimeError if no policy was confirmed yet.
+        Raises RuntimeError if no policy has been confirmed yet.
         """
         if self._confirmed is None:
             raise RuntimeError("no policy was confirmed yet")
@@ -72,9 +72,9 @@ class PolicyKeeper:
 
 
 def follow(keeper: str, replica: ModelServer | Api) -> None:
-    """Starts a thread that updates a replica's policy each second, and waits for the first update.
+    """Starts a thread that updates a replica's policy every second. Waits for the first update.
 
-    Raises RuntimeError if no policy is confirmed, so that the replica does not start.
+    Raises RuntimeError if no policy is confirmed in time, so that the replica does not start.
     """
     actor, has_taken = ray.get_actor(keeper, NAMESPACE), threading.Event()
 
@@ -97,19 +97,22 @@ def follow(keeper: str, replica: ModelServer | Api) -> None:
 
 
 class Model(ModelServer):
-    """A replica that loads only modules that some token is granted."""
+    """A replica that loads only the modules that at least one token may use."""
 
     def __init__(self, source: ModelSource, keeper: str):
         super().__init__(source)
         follow(keeper, self)
 
     def check_health(self) -> None:
-        """Raises RuntimeError if the engine died or stalled, so that Serve replaces the replica."""
+        """Raises RuntimeError if the engine is dead or stalled. Serve then replaces the replica."""
         self.engine.check()
 
 
 class RemoteCompletions:
-    """Generates with `Model` replicas. After a failure, rejects calls until a replica answers."""
+    """Generates tokens with `Model` replicas.
+
+    After a failure, raises ModelLost for every request until a replica is ready.
+    """
 
     def __init__(self, model: DeploymentHandle):
         self._model, self._streams = model, model.options(stream=True)
@@ -151,13 +154,13 @@ class RemoteCompletions:
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Returns whether the running task itself was cancelled, not only a task that it awaits."""
+    """Returns True if `error` cancels the running task, not just a task that it awaits."""
     return isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling() > 0
 
 
 @serve.ingress()
 class Ingress:
-    """Answers HTTP. Each replica makes an `Api`, because tokenizers and locks cannot be pickled."""
+    """Handles HTTP. Each replica creates its own `Api`, which cannot be pickled."""
 
     def __init__(
         self,
@@ -186,7 +189,7 @@ def application(
 ) -> serve.Application:
     """Builds the application for `serve.run`.
 
-    `max_requests` limits the open requests of a token. `keeper` is the name of the `PolicyKeeper`.
+    `max_requests` limits the open requests per token. `keeper` is the name of the `PolicyKeeper`.
     """
     # There is no access log, because the metrics count requests.
     deploy = partial(

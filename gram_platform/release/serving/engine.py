@@ -1,8 +1,8 @@
-"""Runs a batch in a thread, so that new requests join without waiting for others to end.
+"""Runs a batch in a thread, so that new requests do not wait for others to finish.
 
-Between two steps, requests that ended, were abandoned or are late leave their rows. A group of new
-requests then takes free rows. Active rows wait while the prompts of the group are read. Padded to
-equal length, the prompts have at most MAX_PROMPT_TOKENS, unless there is only one.
+Between steps, requests that are finished, cancelled or late free their rows, and a group of new
+requests takes free rows. Active requests wait while the group's prompts are read. A group of
+several prompts has at most MAX_PROMPT_TOKENS after padding.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from gram_platform.config.identity import require_int, require_real
 from gram_platform.release.serving.batch import ActiveSequence, Batch, GenerationRequest
 from gram_platform.release.serving.policy import Grant
 
-# Ray Serve writes lines of such a logger to files.
+# Ray Serve writes the logs of `ray.serve` to files.
 logger = logging.getLogger("ray.serve.gram.engine")
-# Ends of requests without a completion, which are codes of `requests.COMMON_REFUSALS`.
+# The `end` of failed requests: codes in `requests.COMMON_REFUSALS`.
 BUSY, LATE, FAILED = "busy", "deadline", "interrupted"
 # The most tokens, with padding, that are read between two steps.
 MAX_PROMPT_TOKENS = 8192
-# The longest wait of an idle engine for arrivals.
+# The longest time that an idle engine waits for arrivals.
 LONGEST_WAIT_S = 1.0
 # The time between two checks for late requests.
 LATE_CHECK_S = 0.1
@@ -35,7 +35,7 @@ STALL_S = 120.0
 
 @dataclass(frozen=True)
 class Delivery:
-    """Some of a request's tokens. The first delivery is empty, and the last has an `end`."""
+    """New tokens of a request. The first delivery is empty, and the last has an `end`."""
 
     tokens: tuple[int, ...] = ()
     # "", `batch.STOP`, `batch.LENGTH` or the code of a refusal.
@@ -44,11 +44,11 @@ class Delivery:
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The limits of an engine. Requests beyond them are rejected as busy."""
+    """The limits of an engine. Requests beyond `num_rows + num_waiting` are rejected."""
 
     num_rows: int = 64
     num_waiting: int = 512
-    # The time from a request's arrival to its end.
+    # The most seconds from a request's arrival to its end.
     deadline_s: float = 60.0
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class Engine:
         self._thread.start()
 
     def submit(self, request: GenerationRequest, grant: Grant, receive: Receive) -> int | None:
-        """Queues a request. Returns its number, or None if too many requests are open."""
+        """Queues a request. Returns its number, or None if the engine is full or closed."""
         deadline = time.monotonic() + self.limits.deadline_s
         job = _Job(ActiveSequence(request, grant), receive, deadline)
         with self._lock:
@@ -106,7 +106,7 @@ class Engine:
         self._arrivals.put(number)
 
     def check(self) -> None:
-        """Raises RuntimeError if the thread has died or stalled."""
+        """Raises RuntimeError if the thread is dead or stalled."""
         if self.failure is not None or not self._thread.is_alive():
             raise RuntimeError(f"the engine has stopped: {self.failure!r}")
         idle_s = time.monotonic() - self._last_step
@@ -114,7 +114,7 @@ class Engine:
             raise RuntimeError(f"the engine has made no step for {idle_s:.0f} s")
 
     def close(self) -> None:
-        """Ends the thread. Open requests end as failed."""
+        """Stops the thread. Open requests end with FAILED."""
         self._closed = True
         self._arrivals.put(None)
         self._thread.join()
@@ -167,10 +167,10 @@ class Engine:
         return [*self._active_jobs.values(), *chain.from_iterable(self._waiting.values())]
 
     def _admit(self) -> None:
-        """Admits a group of requests that fits the free rows and MAX_PROMPT_TOKENS.
+        """Admits waiting requests that fit the free rows and MAX_PROMPT_TOKENS.
 
-        The next request is the oldest of the holder with the fewest active requests, so that a
-        holder with many requests does not delay others.
+        Repeatedly takes the oldest request of the token with the fewest active requests, so that a
+        token with many requests does not delay others.
         """
         jobs, longest, num_active = [], 0, Counter(job.holder for job in self._active_jobs.values())
         while self._waiting and len(jobs) < self._batch.num_free:

@@ -1,4 +1,4 @@
-"""Runs the engine in the process that has the weights, and checks every grant there."""
+"""Runs the engine in the process that holds the weights, and checks every grant there."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from gram_platform.release.serving.policy import Grant, NotGranted, Policy, is_r
 from gram_platform.store import Store
 from gram_platform.store.views import load_view
 
-# A stream's tokens within this time are sent together.
+# A stream's tokens from this many seconds are sent together.
 PAUSE_S = 0.03
 # The longest time between two deliveries, which may be empty.
 BEAT_S = 2.0
@@ -29,12 +29,12 @@ BEAT_S = 2.0
 
 @dataclass(frozen=True)
 class ModelSource:
-    """All that a model server needs to start on any machine."""
+    """Everything that a model server needs to start on any machine."""
 
     storage: str
     run_id: str
     policy: Policy
-    # The number of ids that have a text.
+    # The number of token ids that have a text.
     vocab_size: int
     end_of_text: int
     limits: EngineLimits = field(default_factory=EngineLimits)
@@ -44,16 +44,16 @@ class ModelSource:
 
 
 def require_servable(run: RunConfig, policy: Policy) -> None:
-    """Raises ValueError if the run lacks a core, or a module that the policy names."""
+    """Raises ValueError if the run lacks a core MLP or a module in the policy."""
     if not run.model.d_mlp:
         raise invalid("run_id", run.run_id, "a run with a core MLP, not one expert per domain")
     policy.require_modules(run.model.module_domains)
 
 
 def load_granted(source: ModelSource) -> Transformer:
-    """Loads the run's model with only those modules that at least one token may use.
+    """Loads the run's model with only the modules that at least one token may use.
 
-    The other modules are only read for the hash of the weights.
+    Other modules are read only to hash the weights.
     """
     store = Store(source.storage)
     view = View.of(source.run_id, dict.fromkeys(source.policy.modules_of_tokens, 1.0))
@@ -61,7 +61,7 @@ def load_granted(source: ModelSource) -> Transformer:
 
 
 class ModelServer:
-    """Continues requests that `policy` grants. All coroutines must run in one event loop."""
+    """Serves requests that `policy` grants. All coroutines must run in the same event loop."""
 
     def __init__(self, source: ModelSource, model: Transformer | None = None):
         torch.set_num_threads(source.num_threads)
@@ -76,14 +76,13 @@ class ModelServer:
     async def stream(
         self, digest: str, profile: str, request: GenerationRequest, whole: bool
     ) -> AsyncIterator[Delivery]:
-        """Yields a request's deliveries. The first is empty, or final if the request is rejected.
+        """Yields a request's deliveries.
 
-        Tokens are delivered several times a second, or less often with `whole`. If there are no
-        tokens, an empty delivery is sent every `BEAT_S`. A longer silence means that this process
-        is lost.
-
-        The grant is checked before every delivery, because the caller is not trusted and an edited
-        policy must end streams.
+        The first delivery is empty. If the request is rejected, the only delivery has an `end`.
+        Tokens are delivered several times a second, or less often if `whole` is True. While there
+        are no tokens, sends an empty delivery every `BEAT_S` seconds. A longer silence means that
+        this process is dead. Checks the grant before every delivery, so that an edited policy ends
+        streams.
         """
         grant = self._find_grant(digest, profile)
         if isinstance(grant, str):
@@ -108,7 +107,7 @@ class ModelServer:
             self.engine.abandon(number)
 
     def _find_grant(self, digest: str, profile: str) -> Grant | str:
-        """Returns the current grant, or without a grant the code that ends the request."""
+        """Returns the current grant, or the code that ends the request if there is none."""
         if not is_recent(self.confirmed_at):
             return UNCONFIRMED
         try:
@@ -117,7 +116,7 @@ class ModelServer:
             return FORBIDDEN
 
     async def _next(self, received: asyncio.Queue, whole: bool) -> Delivery:
-        """Joins several deliveries, because sending a delivery costs more than drawing a token."""
+        """Waits for deliveries and merges them, because sending each one is slow."""
         delivery, started = Delivery(), time.monotonic()
         with contextlib.suppress(TimeoutError):
             delivery = await asyncio.wait_for(received.get(), BEAT_S)

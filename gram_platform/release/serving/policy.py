@@ -11,13 +11,13 @@
 
     [[tokens]]
     name = "alice"                              # for people and logs
-    sha256 = "..."                              # of the token, which is stored nowhere
+    sha256 = "..."                              # of the token, which is never stored
     profiles = ["open", "medicine"]
     default = "medicine"                        # required with several profiles
-    metrics = true                              # may read /metrics; default false
-    max_requests = 8                            # open at once; default: set by `gram serve`
+    metrics = true                              # may read /metrics; default: false
+    max_requests = 8                            # most open requests; default: the server's
 
-A token is 256 random bits, so its SHA-256 needs no salt.
+A token has 256 random bits, so its SHA-256 needs no salt.
 """
 
 import contextlib
@@ -46,18 +46,18 @@ from gram_platform.config.identity import (
 # Callers type names, and ASCII has no look-alike letters.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
-# A policy grants nothing this long after its last confirmation.
+# Seconds after its last confirmation at which a policy expires.
 LEASE_S = 10.0
 TOKEN_FIELDS = ("name", "sha256", "profiles", "default", "metrics", "max_requests")
 
 
 class NotGranted(Exception):
-    """The token is unknown, or does not have the profile."""
+    """Raised if the token is unknown or does not have the profile."""
 
 
 @dataclass(frozen=True)
 class Grant:
-    """What a request may use. Only `Policy.grant` makes grants."""
+    """What a request may use. Created only by `Policy.grant`."""
 
     # The token's name.
     holder: str
@@ -68,7 +68,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class TokenRule:
-    """A token's entry of the policy."""
+    """A token's entry in the policy."""
 
     name: str
     sha256: str
@@ -85,7 +85,7 @@ class Policy:
     tokens: tuple[TokenRule, ...]
 
     def holder(self, digest: str) -> TokenRule | None:
-        """Returns the token's rule. All rules are compared, each in constant time."""
+        """Returns the token's rule, or None. Compares all rules, each in constant time."""
         match = None
         for rule in self.tokens:
             if hmac.compare_digest(rule.sha256.encode(), digest.encode()):
@@ -93,7 +93,7 @@ class Policy:
         return match
 
     def grant(self, digest: str, profile: str | None = None) -> Grant:
-        """Grants a profile or the token's default. Raises NotGranted if the token lacks it."""
+        """Grants a profile (default: the token's). Raises NotGranted if the token lacks it."""
         rule = self.holder(digest)
         if rule is None:
             raise NotGranted("token")
@@ -109,11 +109,11 @@ class Policy:
 
     @property
     def modules_of_tokens(self) -> tuple[str, ...]:
-        """The modules that some token may use. Only these are loaded."""
+        """The modules that at least one token may use. Only these are loaded."""
         return tuple(sorted(set(chain.from_iterable(self._profiles_of_tokens.values()))))
 
     def require_modules(self, available: tuple[str, ...]) -> None:
-        """Raises ValueError for a module that the run lacks."""
+        """Raises ValueError if the policy contains a module that the run lacks."""
         for name, weights in self.profiles:
             for module, _ in weights:
                 if module not in available:
@@ -125,7 +125,7 @@ class Policy:
                     )
 
     def not_loaded(self, loaded: Collection[str]) -> dict[str, ValueError]:
-        """Returns an error for each granted profile that has modules that are not loaded."""
+        """Returns an error for each granted profile with a module that is not loaded."""
         memory, errors = ", ".join(loaded) or "none", {}
         for name, modules in self._profiles_of_tokens.items():
             if missing := [module for module in modules if module not in loaded]:
@@ -134,7 +134,7 @@ class Policy:
         return errors
 
     def only(self, names: Collection[str]) -> "Policy":
-        """Returns the policy with only these profiles. Drops tokens with other default profiles."""
+        """Returns a policy that grants only these profiles. Drops tokens with another default."""
         rules = [
             replace(r, profiles=tuple(p for p in r.profiles if p in names)) for r in self.tokens
         ]
@@ -144,10 +144,10 @@ class Policy:
 def update_policy(
     text: str, before: Policy, loaded: Collection[str]
 ) -> tuple[Policy, tuple[str, ...]]:
-    """Returns (policy, errors of skipped parts) for a running server whose policy file changed.
+    """Parses a running server's new policy. Returns (policy, errors of skipped parts).
 
-    If no profile can be read, the policy is `before` without tokens. `policy_text` rejects such
-    text.
+    Also skips profiles whose modules are not in `loaded`. If no profile can be read, returns
+    `before` without tokens (`policy_text` rejects such text).
     """
     try:
         policy, errors = read_policy(text)
@@ -159,7 +159,7 @@ def update_policy(
 
 
 def is_recent(confirmed_at: float) -> bool:
-    """Returns whether a policy that was confirmed at this `time.monotonic` is still in force."""
+    """Returns True if a policy confirmed at this `time.monotonic` is still in force."""
     return time.monotonic() - confirmed_at <= LEASE_S
 
 
@@ -172,7 +172,7 @@ def new_token() -> str:
 
 
 def parse_policy(text: str) -> Policy:
-    """Parses a policy's text. Raises ValueError if it has an error."""
+    """Parses a policy's text. Raises ValueError if any part is invalid."""
     policy, errors = read_policy(text)
     if errors:
         raise ValueError(errors[0])
@@ -180,7 +180,7 @@ def parse_policy(text: str) -> Policy:
 
 
 def read_policy(text: str) -> tuple[Policy, list[str]]:
-    """Returns (a policy without the invalid parts, errors).
+    """Returns (the valid parts of a policy, errors in the other parts).
 
     Raises ValueError if no profile can be read.
     """
@@ -269,7 +269,7 @@ def _weights(name: str, fields: object) -> tuple[tuple[str, float], ...]:
 def _rule(index: int, entry: object) -> TokenRule:
     field = f"tokens[{index}]"
     if not isinstance(entry, Mapping):
-        # The error does not have the value, which could be the token itself.
+        # The error omits the value, which could be the token itself.
         raise invalid(field, type(entry).__name__, "a table")
     _require_keys(field, entry, TOKEN_FIELDS)
     name = _name(f"{field}.name", entry.get("name"))

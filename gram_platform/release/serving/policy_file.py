@@ -1,4 +1,4 @@
-"""Reads and replaces the policy file. Rejects a file that every user may change."""
+"""Reads and replaces the policy file. Rejects a file that every user can change."""
 
 import fcntl
 import os
@@ -18,7 +18,7 @@ from gram_platform.release.serving.policy import (
     token_entry,
 )
 
-# Enough for some thousands of tokens. The file is read every two seconds.
+# Enough for thousands of tokens. The file is read every two seconds.
 MAX_POLICY_BYTES = 2**20
 EXAMPLE = (
     "a file that exists, such as the lines [profiles.core] and modules = [], to which gram token"
@@ -27,14 +27,14 @@ EXAMPLE = (
 
 
 def load_policy(path: str) -> Policy:
-    """Reads and parses a policy file. Raises ValueError if it has an error."""
+    """Reads and parses a policy file. Raises ValueError if any part is invalid."""
     return parse_policy(policy_text(path))
 
 
 def policy_text(path: str) -> str:
     """Reads a policy file's text.
 
-    Raises ValueError if no profile can be read, or if every user may write or replace the file.
+    Raises ValueError if no profile can be read, or if every user can write or replace the file.
     """
     file_path = local_path("policy", path)
     try:
@@ -66,10 +66,10 @@ def policy_text(path: str) -> str:
 
 
 def _find_open_folder(path: Path) -> str:
-    """Returns a folder on a file's path where every user can replace an entry, or "".
+    """Returns a folder on the file's path in which every user can replace an entry, or "".
 
-    Folders on the paths of links count too. With the sticky bit, as in /tmp, only an entry's owner
-    can replace it, and must be this user or root. On a read-only file system nobody can.
+    Also checks the paths of symbolic links. A folder is safe if its file system is read-only, or if
+    it has the sticky bit, as /tmp does, and this user or root owns the entry.
     """
     steps = [path]
     while steps[-1].is_symlink():
@@ -91,7 +91,7 @@ def add_token(
     metrics: bool,
     max_requests: int | None,
 ) -> str:
-    """Adds the entry of a new token to a policy file, and returns the token."""
+    """Adds an entry for a new token to a policy file, and returns the token."""
     token = new_token()
     rule = TokenRule(name, token_digest(token), profiles, default, metrics, max_requests)
     entry = token_entry(rule)
@@ -100,10 +100,10 @@ def add_token(
 
 
 def edit_policy(path: str, change: Callable[[str], str]) -> None:
-    """Replaces a policy file's text by `change(text)` atomically. Keeps mode, owner and links.
+    """Atomically replaces a policy file's text by `change(text)`. Keeps mode, owner and links.
 
-    If the file changes meanwhile, reads it again. Raises ValueError if the file cannot be read or
-    replaced, or if the new text is not a policy.
+    Starts again if the file changes meanwhile. Raises ValueError if the file cannot be read or
+    replaced, or if the new text is not a valid policy.
     """
     real = Path(os.path.realpath(local_path("policy", path)))
     try:

@@ -1,4 +1,4 @@
-"""Parses the body of a completion request, and defines refusals."""
+"""Parses completion requests and defines the errors for rejected requests."""
 
 import json
 import secrets
@@ -14,7 +14,7 @@ MAX_TOKEN_LENGTH = 256
 MAX_STOPS, MAX_STOP_LENGTH = 4, 256
 FIELDS = ("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "stream")
 FIELDS += ("stream_options", "n", "user")
-# Fields of OpenAI's API that are not supported, with the values that have no effect.
+# Unsupported OpenAI fields, with the values that are accepted and ignored.
 NEUTRAL = {
     "best_of": (1, None),
     "echo": (False, None),
@@ -28,7 +28,7 @@ NEUTRAL = {
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """The fields of a request, with defaults for missing ones."""
+    """The fields of a request. Missing ones have defaults."""
 
     prompt: str | tuple[int, ...]
     profile: str | None
@@ -38,12 +38,12 @@ class CompletionRequest:
     seed: int
     stop: tuple[str, ...]
     stream: bool
-    # Whether the stream ends with numbers of tokens.
+    # True if the stream ends with token counts.
     stream_usage: bool = False
 
 
 def parse_request(body: bytes) -> CompletionRequest:
-    """Parses a body. Raises Refusal 400, which names the field, for a wrong value."""
+    """Parses a request body. Raises Refusal 400 if it is invalid."""
     fields = _object(body)
     for name, given in fields.items():
         if name in NEUTRAL:
@@ -154,7 +154,7 @@ def _stops(fields: Mapping) -> tuple[str, ...]:
     return tuple(stops)
 
 
-# (status, message, perhaps the wrong field) by code. No message repeats a caller's text.
+# (status, message, wrong field if any) by code. Messages contain no text from callers.
 COMMON_REFUSALS = {
     # The message does not reveal whether the profile exists.
     "model_not_found": (
@@ -174,7 +174,7 @@ RETRY_AFTER_S = {429: "1", 503: "5"}
 
 
 class Refusal(Exception):
-    """Rejects a request as OpenAI's API does. `message` never repeats a caller's text."""
+    """An error response in OpenAI's format. `message` never contains text from the caller."""
 
     def __init__(self, status: int, code: str, message: str, param: str | None = None):
         super().__init__(message)

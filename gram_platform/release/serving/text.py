@@ -1,4 +1,4 @@
-"""Converts a prompt to token ids, and tokens to text up to a stop sequence."""
+"""Converts prompts to token ids, and generated tokens to text up to a stop sequence."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,20 @@ from gram_platform.corpora.packed import TOKENIZER
 from gram_platform.corpora.tokenizer import configure, encode, end_of_text_id
 from gram_platform.release.serving.requests import CompletionRequest, bad_request
 
-# The decoder's sign for an incomplete character.
+# The decoder's output for an incomplete character.
 UNFINISHED = "\ufffd"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A run's tokenizer, and the most tokens that its model reads."""
+    """A run's tokenizer, and the number of tokens that its model can read (`context`)."""
 
     tokenizer: Tokenizer
     # The number of ids that have a text. A model's vocabulary may be larger.
     num_tokens: int
     context: int
     end_of_text: int
-    # The characters of the longest token, or its bytes for a byte-level tokenizer.
+    # The length of the longest token, in bytes for a byte-level tokenizer.
     longest_piece: int
 
     @classmethod
@@ -32,9 +32,9 @@ class Vocabulary:
         return cls(tokenizer, max(ids.values()) + 1, context, end_of_text_id(tokenizer), longest)
 
     def prompt_ids(self, request: CompletionRequest) -> tuple[int, ...]:
-        """Returns the prompt's token ids. An empty prompt becomes an end-of-text token.
+        """Returns the prompt's token ids, or an end-of-text token for an empty prompt.
 
-        Raises Refusal 400 for too many tokens, unknown ids, and text that cannot be encoded.
+        Raises Refusal 400 for too many tokens, unknown ids or text that cannot be encoded.
         """
         # The model does not read the last drawn token.
         room = self.context + 1 - request.max_tokens
@@ -45,7 +45,7 @@ class Vocabulary:
         reserved = f"beside max_tokens = {request.max_tokens}"
         fits = f"at most {room} tokens {reserved}: the model reads {self.context}"
         if isinstance(request.prompt, str):
-            # Such a text does not fit even in the longest tokens.
+            # This text is too long even if every token is the longest.
             if len(request.prompt) > room * self.longest_piece:
                 raise bad_request("prompt", fits, "context_length_exceeded")
             try:
@@ -63,10 +63,10 @@ class Vocabulary:
 
 
 class TextStream:
-    """Decodes tokens one delivery after another.
+    """Decodes tokens incrementally.
 
     Holds back an incomplete character, and text that may begin a stop sequence. The text ends
-    before the first stop sequence, and `stopped` becomes True.
+    before the first stop sequence, and `stopped` is then True.
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: tuple[str, ...]):
@@ -78,7 +78,7 @@ class TextStream:
         self._held = ""
 
     def add(self, tokens: tuple[int, ...], last: bool = False) -> str:
-        """Returns the text that is now complete. With `last`, returns all remaining text."""
+        """Returns the text that is now complete, or all remaining text if `last` is True."""
         self._new += [token for token in tokens if token != self._vocabulary.end_of_text]
         text = self._decode_new(last)
         if not self._stops or self.stopped:
