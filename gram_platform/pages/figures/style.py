@@ -177,7 +177,7 @@ def whiskers(
 
 
 def log_axis(update: Callable, ticks: Sequence[float], texts: Sequence[str] = ()) -> None:
-    """Makes an axis logarithmic and sets its ticks. `update` is `update_xaxes` or `update_yaxes`."""
+    """Sets a logarithmic axis with these ticks. `update` is `update_xaxes` or `update_yaxes`."""
     update(type="log", tickvals=ticks, ticktext=texts or list(map(_tick, ticks)))
 
 
@@ -252,7 +252,7 @@ def add_line(
 
 
 def add_points(figure: go.Figure, places: Iterable, points: Iterable[tuple], colour: str) -> None:
-    """Marks single seeds' values. Only pairs have `points`, because two seeds have no interval."""
+    """Marks the values of both seeds where there are only two, which give no interval."""
     pairs = [(at, value) for at, pair in zip(places, points, strict=True) for value in pair]
     if pairs:
         marker = {"symbol": "circle-open", "size": 5, "color": colour}
