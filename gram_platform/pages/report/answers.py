@@ -188,7 +188,7 @@ def warning_sections(study: Results) -> list[Section]:
 
 
 def terminal_warning(study: Results) -> str:
-    """Returns warnings about poor fits and the unit's error, for a terminal. "" without any."""
+    """Returns warnings for a terminal about poor fits and the unit's error, or ""."""
     return " ".join(filter(None, (_poor_fits(study), unit_warning(study.record))))
 
 

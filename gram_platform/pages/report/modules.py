@@ -1,4 +1,4 @@
-"""Shows which module learns unlabelled text, and how ratios drop with more active modules."""
+"""Shows which modules learn unlabelled text, and how ratios drop as more modules are active."""
 
 from collections.abc import Mapping
 
@@ -53,9 +53,9 @@ better. 90% t-intervals over seeds."""
 
 
 def absorption_sections(study: Results) -> list[Section]:
-    """Shows each module's share of the gradient, with a panel for each method and domain.
+    """Shows each module's share of the gradient, with a panel per method, size and domain.
 
-    Returns [] if the study has no probes of gradients.
+    Returns [] if no run measured gradient shares.
     """
     if study.absorption is None or study.absorption.empty:
         return []
@@ -79,7 +79,7 @@ def absorption_sections(study: Results) -> list[Section]:
 def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figure:
     """Draws each module's share of the squared gradient on batches of one domain.
 
-    `curves` are the rows of `share_curves` of one method and size. The band is the 90% interval
+    `curves` has the rows of `share_curves` for one method and size. The band is the 90% interval
     over seeds for the domain's own module.
     """
     rows, figure = curves[curves["domain"] == domain], go.Figure()
@@ -115,7 +115,7 @@ def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figur
 
 
 def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
-    """Tabulates final shares: a row for each domain's batches, a column for each module."""
+    """Tabulates final gradient shares, with a row per batch domain and a column per module."""
     rows, own = [], "its own module"
     names = [name for name in (VARIANT, "method", "size") if name in final]
     texts = map(interval_text, final["share"], final["low"], final["high"])
@@ -130,7 +130,7 @@ def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
 
 
 def composing_sections(study: Results) -> list[Section]:
-    """Shows core and retain against the number of active modules, and how far each class drops.
+    """Shows core and retain against the number of active modules, and the drop of each class.
 
     Returns [] for studies that do not vary the number of active modules.
     """
