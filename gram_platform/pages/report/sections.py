@@ -111,9 +111,9 @@ def scaling_sections(study: Results) -> list[Section]:
 
 
 def aggregate_sections(study: Results) -> list[Section]:
-    """Shows each method's mean over profiles, next to means that the paper or its authors give.
+    """Shows each method's mean over profiles, next to the means in the paper or its authors' data.
 
-    Returns [] if the methods' means are not over the same profiles at any size.
+    Returns [] unless all methods have the same profiles at some size.
     """
     table, sizes = study.table, _find_mean_sizes(study.table)
     if not sizes:
