@@ -134,8 +134,8 @@ def judge_study(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
 
     Uses the record's profile even if the table lacks it, because the profile must be chosen before
     there are data. If the paper makes no claims about the study, judges whether retain is above
-    forget, averaged over profiles. For numbers measured elsewhere, intervals include only seeds,
-    because the unit's error is unknown.
+    forget, averaged over profiles. Judges numbers measured elsewhere over seeds alone, because
+    their unit's error is unknown.
     """
     errors = errors_by_class(record.unit_errors) if record.preset else None
     if (study := record.compare_with) in CLAIMS:

@@ -63,7 +63,7 @@ def trials_log(
 
 
 def trial_entries(trials: pd.DataFrame, columns: TrialColumns) -> list[TrialEntry]:
-    """Returns the trials that have begun. Their names contain the values that differ."""
+    """Returns the trials that have begun. Their names list values that differ between trials."""
     varied = [*columns.groups, *columns.parameters, *({"seed"} & {*trials})]
     named, (first, *_) = [name for name in varied if trials[name].nunique() > 1], columns.objectives
     entries, seen = [], Counter[str]()
@@ -99,7 +99,7 @@ def _short(name: str, value: object) -> str:
 
 
 def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
-    """Returns {run id: {search tag: trials that use the run}} for a `trials.csv`."""
+    """Returns {run id: {search tag: trials that use the run}} from a `trials.csv`."""
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     frame = pd.read_csv(io.BytesIO(trials), dtype="str", keep_default_na=False)
     for search, trial, runs in frame[[SEARCH, TRIAL, RUNS]].itertuples(index=False):
