@@ -1,7 +1,6 @@
 """Runs the commands of `gram`.
 
-A command's module is imported only when the command runs, because importing torch, Ray and MLflow
-takes seconds.
+A command's module is imported when the command runs, because torch, Ray and MLflow take seconds.
 """
 
 import ast

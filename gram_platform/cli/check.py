@@ -24,11 +24,11 @@ def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
     """Read a whole storage and verify its hashes, without changing anything.
 
     The exit code is 1 if something is lost or damaged, or if a run's weights have changed since a
-    result was computed from them. It is 2 if the only problem is that some files may not be read.
+    result was computed from them. It is 2 if the only problem is missing read permission.
     MLflow's files and the site are not checked.
 
     Args:
-        exports: folders written by `gram export`, to check as well
+        exports: folders of `gram export`, to check as well
     """
     places, lost, barred, unknown = set(), {}, {}, []
     for place, check in [*_checks(open_existing(storage), unknown), *map(_check_export, exports)]:

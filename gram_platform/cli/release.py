@@ -108,8 +108,7 @@ def export_command(
         out: a new or empty folder
         modules: modules to switch on, such as virology,lisp=0.5; "" is core alone
         all_modules: switch on every module
-        sources: virology=RUN_ID chooses the branch for a module that several branches have trained
-            (FT-LoRA, FT-MLP)
+        sources: virology=RUN_ID, to choose the branch if several trained a module (FT-LoRA, FT-MLP)
         dtype: data type of the checkpoint
         max_file_gb: maximum size of a file; larger checkpoints are split into several files
         check: `own` reads the files back layer by layer; `transformers` also loads them with the
@@ -228,8 +227,8 @@ def serve_command(
         host: address to listen on; the default is reachable only from this machine, so a container
             behind a proxy needs another one
         port: port to listen on; 0 picks a free port
-        replicas: number of processes, each with its own copy of the model
-        rows: number of completions that one replica generates at once
+        replicas: processes, each with its own copy of the model
+        rows: completions that one replica generates at once
         waiting: maximum number of waiting requests; others are rejected with status 429
         max_requests: maximum number of running and waiting requests of a token, unless the policy
             sets another for it; others are rejected with status 429

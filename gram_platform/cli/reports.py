@@ -43,8 +43,8 @@ from gram_platform.tracking.frame import mlflow_frames
 def rebuild_report(store: Store, study: str, tracking_uri: str, as_json: bool) -> None:
     """Writes a study's report and tables again and prints a summary.
 
-    Reads MLflow if `tracking_uri` is not "", otherwise the storage. Raises ValueError if the study
-    is unknown or has no complete baseline and evaluation yet.
+    Reads MLflow if `tracking_uri` is set, otherwise the storage. Raises ValueError if the study is
+    unknown or lacks a complete baseline or evaluation.
     """
     record = load_record(store, study)
     store.open_for_writing()

@@ -47,7 +47,7 @@ def run_named(name: str, arguments: list[str]) -> None:
 
 
 def run_with_studies() -> Any:
-    """Returns the type of `gram run` for shell completion, with a subcommand per study."""
+    """Returns a type for the shell completion of `gram run`, with a subcommand per study."""
     forms = {}
     for name in study_names():
         study = find_study(name)
@@ -58,7 +58,7 @@ def run_with_studies() -> Any:
 
 
 def list_with_kinds() -> Any:
-    """Returns the type of `gram list` for shell completion, with a subcommand per kind."""
+    """Returns a type for the shell completion of `gram list`, with a subcommand per kind."""
     return _subcommands({what: partial(list_command, what) for what in LISTINGS})
 
 

@@ -28,7 +28,7 @@ from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.store.root import StudyEntries, describe_cordoned, read_cordoned
 from gram_platform.studies.flags import Switch, Text
 
-# `gram status` counts runs instead of listing them if there are more.
+# `gram status` counts runs instead if there are more.
 MOST_LISTED = 200
 
 
@@ -42,9 +42,9 @@ def status_command(
     """List every run of a storage: state, step, speed, and what unfinished runs still need.
 
     Runs are sorted by study, size, method, profile and seed. A run that several studies share is
-    listed once, under all their names. If there are more than 200 runs, only failed and interrupted
-    runs are listed, and all others are only counted by study, size, method and state. The last
-    lines name machines that a study's last submission avoided because a device failed a test.
+    listed once, under all their names. If there are more than 200 runs, counts by study, size,
+    method and state come first, and only failed and interrupted runs are listed. The last lines
+    show machines that a study's last submission avoided because a device failed a test.
 
     Args:
         study: a submitted study, to list only its runs (default: all)
@@ -213,12 +213,12 @@ def compare_command(
 
 
 def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
-    """Remove unneeded weights of finished attacks, and files that killed processes left behind.
+    """Remove unneeded weights of finished attacks, and leftovers of killed processes.
 
     The losses of the attacks are kept.
 
     Args:
-        dry_run: report what would be removed, but remove nothing
+        dry_run: only report, and remove nothing
     """
     store = open_existing(storage)
     if not dry_run:

@@ -97,7 +97,7 @@ def report_command(
 
 
 def search_command(storage: Storage = "") -> None:
-    """List the searches of a storage, each with the process that runs it."""
+    """List the searches of a storage, and the process that drives each of them."""
     from gram_platform.studies.searches.driver_lease import search_lines
 
     store = open_existing(storage)

@@ -98,7 +98,7 @@ def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.P
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        # The server ends with this process, even if this process is killed.
+        # The server ends with this process, even if that is killed.
         preexec_fn=end_with_parent if sys.platform == "linux" else None,
     )
     try:
@@ -126,9 +126,9 @@ def _answers(server: subprocess.Popen, address: str) -> bool:
 
 
 def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
-    """Returns (", STUDY", address of its charts in MLflow) for the last submitted study.
+    """Returns (", STUDY", address of its charts) for the newest study with charts in MLflow.
 
-    If MLflow has charts of no study, returns ("", address of all runs).
+    If there is none, returns ("", address of all runs).
     """
     from gram_platform.tracking import Tracker, TrackingUnavailable
     from gram_platform.tracking.database import database_uri

@@ -162,7 +162,7 @@ class Mark(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A text label in the picture. `anchor` is the SVG attribute `text-anchor`."""
+    """A text in the picture. `anchor` is SVG's `text-anchor`."""
 
     x: float
     y: float

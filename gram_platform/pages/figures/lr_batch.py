@@ -40,10 +40,10 @@ def surface_figure(
 ) -> go.Figure:
     """Draws one size's grid cells and loss minima over contours of the fit to all seeds.
 
-    The frames come from `lr_grid`. Both axes are logarithmic. If cells have a `url`, a click opens
-    it. The minimum of the pooled fit is a star, with bars over the range where the predicted loss
-    is within 0.1% of it. If there is none, a ring marks the best cell. Small diamonds are the
-    minima of single seeds. Crosses are cells with a diverged seed, which are not fitted.
+    The frames come from `lr_grid`. If cells have a `url`, a click opens it. A star is the minimum
+    over all seeds, with bars where the predicted loss is within 0.1% of it. Without a minimum, a
+    ring marks the best cell. Small diamonds are the minima of single seeds. Crosses are cells with
+    a diverged seed, which the fit leaves out.
     """
     of_size, minima = cells[cells["size"] == size], optima[optima["size"] == size]
     figure = go.Figure()
@@ -73,10 +73,10 @@ def law_figure(
 ) -> go.Figure:
     """Draws the optimal `quantity` (lr or batch) against the parameter count, with the fitted law.
 
-    Both axes are logarithmic. Bars span where the predicted loss is within 0.1% of the minimum.
-    Hollow markers are optima at the edge of their grid. The band is the law's 90% interval over
-    seeds. The dashed line is the paper's law. Lines stop at sizes that are too far from the fitted
-    ones to predict. If there is no law, the title gives the reason.
+    Bars span where the predicted loss is within 0.1% of the minimum. Hollow markers are optima at
+    the edge of their grid. The band is the law's 90% interval over seeds. The dashed line is the
+    paper's law. Lines stop where a size is too far from the fitted sizes to predict. If there is no
+    law, the title gives the reason.
     """
     line = lines[lines["quantity"] == quantity]
     law = laws[laws["quantity"] == quantity].iloc[0]

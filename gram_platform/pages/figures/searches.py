@@ -103,7 +103,7 @@ def _study_of(
 
 
 def runs_text(runs: str) -> list[str]:
-    """Returns a list with one hover line, the first MAX_RUNS run ids, or [] without runs."""
+    """Returns [hover line with the first MAX_RUNS run ids], or [] if there are no runs."""
     ids = str(runs).split()
     more = f" and {len(ids) - MAX_RUNS} more" if len(ids) > MAX_RUNS else ""
     return [f"runs {' '.join(ids[:MAX_RUNS])}{more}"] if ids else []

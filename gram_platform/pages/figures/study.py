@@ -45,7 +45,7 @@ CLASS_TITLES = {
 # Methods without a series. The baseline is the line at 1.
 HIDDEN = ("baseline",)
 SIZE_HOVER = "<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})"
-# If both are drawn, our bar moves to the left and the paper's point to the right by this.
+# If both are drawn, our bar moves left and the paper's point moves right by this distance.
 OFFSET = 0.2
 # The letters in a line of a label below bars, and the line's height in pixels.
 MAX_LETTERS, LINE_HEIGHT = 10, 13
@@ -54,10 +54,10 @@ MAX_LETTERS, LINE_HEIGHT = 10, 13
 def aggregate_figure(
     table: pd.DataFrame, size: str, value: str, theirs: pd.DataFrame | None = None
 ) -> go.Figure:
-    """Draws each method's mean over profiles of one class at one size, as a bar with an interval.
+    """Draws the methods' mean compute ratios of one class at one size, as bars with intervals.
 
-    `theirs` has the columns of table.csv. Its values are hollow diamonds with intervals. The
-    figures of all four classes share one scale.
+    Means are over profiles. `theirs` has the columns of table.csv, and is drawn as hollow diamonds.
+    The figures of all four classes share one scale.
     """
     means = table[
         (table["profile"] == MEAN) & (table["size"] == size) & ~table["method"].isin(HIDDEN)
@@ -104,9 +104,9 @@ def scaling_figure(
 ) -> go.Figure:
     """Draws the compute ratio of one class at one profile against the number of parameters.
 
-    `parameters` maps sizes to parameter counts, on a log axis. `published` has the columns of
-    `table`. If `table` has a method too, its published rows are a thin line with hollow markers.
-    A method without ratios of this profile and class has no line.
+    `parameters` maps sizes to parameter counts. `published` has the columns of `table`. Its methods
+    that `table` has too are drawn as thin lines with hollow markers. A method without ratios of
+    this profile and class has no line.
     """
     if published is None:
         published = table.iloc[:0]
@@ -135,7 +135,7 @@ def class_table(rows: pd.DataFrame, value: str) -> pd.DataFrame:
 
 
 def class_means(*frames: pd.DataFrame) -> np.ndarray:
-    """Returns the means of all classes in one array. They set the scale that figures share."""
+    """Returns the means of all classes, from which their figures get a common scale."""
     return pd.concat(frames)[list(CLASS_TITLES)].to_numpy(float).ravel()
 
 
@@ -251,8 +251,8 @@ def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -
     """Draws validation loss against step at one size: all points, and a fitted curve per domain.
 
     `curves` has the columns `size, seed, step, domain, loss` and optionally `run_id`, for the hover
-    text. `fits` has the columns of `fits_frame`. Both axes are logarithmic. The legend has one
-    entry per domain, and marks fits that are poor or have a parameter at its bound.
+    text. `fits` has the columns of `fits_frame`. The legend has one entry per domain, and marks
+    fits that are poor or have a parameter at its bound.
     """
     points, laws = curves[curves["size"] == size], fits[fits["size"] == size].set_index("domain")
     figure = go.Figure()
@@ -358,7 +358,7 @@ def variant_figure(
 def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size: str) -> go.Figure:
     """Draws a method's compute ratio on every domain against the variants.
 
-    Each domain is shown under the profile core+domain, or under core if there is no such profile.
+    Each domain is shown under the profile core+domain, or under core without such a profile.
     `domains` is the result of `domain_table` with a column `variant`.
     """
     rows = domains[(domains["method"] == method) & (domains["size"] == size)]

@@ -1,7 +1,7 @@
 """Defines the colours, markers, dashes and layout of all figures, for light and dark pages.
 
-The colours are the colour-blind-safe palette of Okabe and Ito, without black and yellow, which are
-hard to see on dark and on white pages.
+The colours are Okabe and Ito's colour-blind-safe palette, without black (hard to see on dark pages)
+and yellow (hard to see on white pages).
 """
 
 import math
@@ -23,12 +23,12 @@ PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#8C8C8C"
 # A dark page recolours both.
 INK, GRID = "#5f6368", "rgba(128, 128, 128, 0.28)"
 IN_PAPER = "the paper, at its scale"
-# The heights of a figure, of a row of its legend and of a further line of its title, in pixels.
+# Heights of a figure, a row of its legend and a further line of its title, in pixels.
 HEIGHT, LEGEND_ROW, TITLE_ROW = 360, 20, 18
 TITLE_LETTERS = 64
-# Where an axis of compute ratios ends if no mean is higher.
+# The end of a compute ratio axis if no mean is higher.
 RATIO_END = 1.2
-# Arrows of an interval that extends beyond the lower or the upper end of an axis.
+# Arrows of an interval that extends beyond the lower or upper end of an axis.
 ARROWS = {"x": ("left", "right"), "y": ("down", "up")}
 # Ticks of a decade, from far apart to close.
 TICK_STEPS = (
@@ -177,7 +177,7 @@ def whiskers(
 
 
 def log_axis(update: Callable, ticks: Sequence[float], texts: Sequence[str] = ()) -> None:
-    """Sets a logarithmic axis with these ticks. `update` is `update_xaxes` or `update_yaxes`."""
+    """Makes an axis logarithmic with these ticks. `update` is `update_xaxes` or `update_yaxes`."""
     update(type="log", tickvals=ticks, ticktext=texts or list(map(_tick, ticks)))
 
 
@@ -190,7 +190,7 @@ def _tick(value: float) -> str:
 
 
 def with_table(figure: go.Figure, rows: pd.DataFrame, fractions: str | None = "%.6f") -> go.Figure:
-    """Attaches the plotted data to a figure as CSV, which the page links below the figure."""
+    """Attaches the plotted data to a figure. The page links them as CSV below the figure."""
     return figure.update_layout(meta={"csv": quote(table_csv(rows, fractions))})
 
 
@@ -203,7 +203,6 @@ def size_axis(figure: go.Figure, rows: pd.DataFrame) -> None:
 
 
 def _short(count: float) -> str:
-    """Formats 1,234,567 as 1.23M."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g}{unit}"
@@ -230,7 +229,7 @@ def add_band(
 def add_line(
     figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, hover: dict | None = None
 ) -> None:
-    """Draws column `y` as a line with a band of intervals, or an error bar if only one is known."""
+    """Draws column `y` as a line, with a band of intervals or, for a single one, an error bar."""
     low, high = rows[f"{y}_low"], rows[f"{y}_high"]
     is_sure = low.notna() & high.notna()
     has_band = is_sure.sum() > 1

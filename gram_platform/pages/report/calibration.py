@@ -40,7 +40,7 @@ from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames
 
 SHARES_TEXT = (
-    "What finished baselines of each share of the steps are read as: means over seeds with 90%"
+    "Compute ratios of finished baselines, by their share of the steps: means over seeds with 90%"
     " t-intervals."
 )
 STYLES = {
@@ -54,7 +54,7 @@ STYLES = {
 def read_calibration(
     record: StudyRecord, store: Store, frames: Frames | None = None
 ) -> Results | None:
-    """Returns `read_results` with calibration errors, or None if there are no such errors."""
+    """Adds calibration errors to what `read_results` returns. Returns None if there are none."""
     results = read_results(record, store, frames)
     if results is None:
         return None

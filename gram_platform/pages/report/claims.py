@@ -67,7 +67,7 @@ def claim_sections(study: Results) -> list[Section]:
 def verdict_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[Section]:
     """Shows verdicts, then differences. Returns [] if there are no claims.
 
-    A collapsed block above the verdicts contains `note` and explains how verdicts are reached.
+    A collapsed block above the verdicts has `note` and explains how claims are judged.
     """
     if claims.empty:
         return []
@@ -127,7 +127,7 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
 
 
 def select_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
-    """Selects existing columns in the given order, without empty ones of OPTIONAL_COLUMNS."""
+    """Selects the columns of `order` that exist. Drops empty columns in OPTIONAL_COLUMNS."""
     columns = claims.filter(list(order))
     is_empty = (columns.isna() | (columns == "")).all() & columns.columns.isin(OPTIONAL_COLUMNS)
     return columns.loc[:, ~is_empty]
@@ -140,9 +140,9 @@ LOOKS = {
     NOT_MEASURABLE: (GREY, "diamond-open"),
     "": (GREY, "circle-open"),
 }
-# Lines of texts and differences in one figure, which fits a printed page.
+# Lines of text and differences in a figure that fits a printed page.
 MOST_LINES = 30
-# Letters in a line of a claim's text, which fits a phone.
+# Letters in a line of a claim's text that fits a phone.
 MOST_LETTERS = 54
 # The heights of a line, and of title, axis and legend, in pixels.
 LINE_HEIGHT, FRAME_HEIGHT = 18, 150
@@ -171,7 +171,7 @@ def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
     groups = [of_claim for _, of_claim in by_claim]
     lines = np.array([*map(_count_lines, groups)])
     total, parts = lines.sum(), defaultdict(list)
-    # The middle of a group selects its figure, so that all figures have similar numbers of lines.
+    # The middle of a group selects its figure, so that figures have similar numbers of lines.
     places = (lines.cumsum() - lines / 2.0) * math.ceil(total / MOST_LINES) // total
     for of_claim, place in zip(groups, places, strict=True):
         parts[place].append(of_claim)

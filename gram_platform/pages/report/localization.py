@@ -168,10 +168,10 @@ def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
-    """Draws how few tokens carry the loss increase on forgotten domains, with a line per method.
+    """Draws each method's cumulative share of the loss increase against the share of tokens.
 
-    The cumulative share of the increase is drawn against the share of tokens, largest increases
-    first. Decreases are ignored. The dotted line is the control. The thin line is an even spread.
+    Tokens of forgotten domains are sorted by increase, largest first. Decreases are ignored. The
+    dotted line is the control. The thin line is an even spread.
     """
     rows = curves[(curves["size"] == size) & curves["class"].isin([FORGET, CONTROL])]
     figure = go.Figure()

@@ -163,8 +163,8 @@ def read_mirrored(study: str, tracker: Tracker) -> Mirrored | None:
     """Reads a study or search from MLflow. Returns None if MLflow has neither.
 
     For a grid of learning rates and batch sizes, fits optima and laws again to the logged trials.
-    For other searches, returns the logged table. Raises TrackingUnavailable if MLflow is
-    unreachable, and ValueError for studies that need their storage or lack a complete baseline.
+    For other searches, returns the logged table. Raises ValueError for studies that MLflow alone
+    cannot analyse.
     """
     if (plain := tracker.study_file(study, STUDY_FILE)) is not None:
         return _mirror_study(record_from_plain(parse_json(plain, dict)), tracker)

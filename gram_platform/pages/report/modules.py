@@ -47,9 +47,9 @@ MARGIN = 0.2
 NUMBERS_TEXT = """Compute ratio of core, and of the domains whose modules are on, against the number
 of modules on at once. Within a seed, the mean over the subsets of this size; error bars are 90%
 intervals over seeds."""
-DROPS = """The drop of a class from one module to all, in compute ratio: one less all, of the same
-seed. Less than GRAM: GRAM's drop less the method's, of the same seed; above 0 the method composes
-better. 90% t-intervals over seeds."""
+DROPS = """How far a class's compute ratio drops from one module to all, within a seed. “Less than
+GRAM” is GRAM's drop minus the method's, within a seed; above 0, the method composes better.
+Intervals are 90% t-intervals over seeds."""
 
 
 def absorption_sections(study: Results) -> list[Section]:

@@ -34,8 +34,8 @@ FEW_SECTIONS = 3
 HOW_TO_READ = "How to read"
 SOURCE_ID = "source"
 REPORT_FILE, CLAIMS_FILE = "report.html", "claims.csv"
-# A tag in JSON that our figures do not use, such as <a>, which plotly would turn into a link. The
-# < may be escaped.
+# A tag in JSON that our figures do not use, such as <a>, which plotly would link. Its < may be
+# escaped.
 _OTHER_TAG = re.compile(
     r"(?<!\\)((?:\\\\)*)(?:<|\\u003c)(?!(?:/|\\u002f)?(?:b|i|br|sub|sup|extra)(?:>|\\u003e))"
 )
@@ -66,9 +66,9 @@ class Section:
 class Page:
     """The page of a study or search, or the index. Blank lines in texts separate paragraphs.
 
-    `claims` is the content of `claims.csv`, or None. `source` describes the command, code and
-    machine that produced the numbers, and `facts` the methods. `answers` and `lead` come before
-    all other sections.
+    `claims` is the content of `claims.csv`, or None. `source` lists the command, code and machine
+    that produced the numbers. `facts` describes the settings. `answers` and `lead` come before all
+    other sections.
     """
 
     title: str
@@ -103,7 +103,7 @@ class Page:
         return page
 
     def html(self) -> str:
-        """Renders the HTML. Only scripts with the page's nonce run, a hash of the page's text."""
+        """Renders the HTML. Only scripts with the nonce run. The nonce is a hash of the texts."""
         has_claims = self.claims is not None and self.claims["verdict"].any()
         counted = [verdicts_text(Counter(self.claims["verdict"]))] if has_claims else []
         sections = self.all_sections
@@ -203,16 +203,16 @@ def anchor_of(title: str) -> str:
 def _figure_json(figure: go.Figure) -> Markup:
     """Returns a figure's JSON, escaped so that it cannot close its script element.
 
-    In the figure, only the tags <b>, <i>, <br>, <sub>, <sup> and <extra> take effect.
+    Tags other than <b>, <i>, <br>, <sub>, <sup> and <extra> are shown as text.
     """
     text = _OTHER_TAG.sub(r"\1&lt;", str(figure.to_json()))
     return Markup(text.replace("<", "\\u003c"))
 
 
 def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
-    """Returns (header cells, rows of body cells) for the table template.
+    """Returns (header cells, rows of body cells).
 
-    A header cell is (CSS class, name). A body cell is (CSS class, text, link address or "").
+    A header cell is (CSS class, name). A body cell is (CSS class, text, address or "").
     """
     table = label_methods(table)
     heads, cells = [], []

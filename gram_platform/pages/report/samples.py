@@ -1,4 +1,4 @@
-"""Reports the samples study: prompts, continued with the topic kept and removed."""
+"""Reports the samples study: continuations of prompts with the topic kept and removed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -67,13 +67,12 @@ from gram_platform.paper.paper import (
 from gram_platform.paper.verdicts import TOO_LITTLE, UNJUDGED_PRESET
 from gram_platform.tracking import Tracker
 
-TREND = """The largest size is left out, and predicted by a power law in the parameter count through
-the means of the others, three at least, beside the measured value. 90% interval: t, degrees of
-freedom two fewer than sizes fitted. An interval is too narrow if the largest size has fewer seeds
-than the others."""
-ATTACKS = """Every view finetuned on a sample of each domain that it forgets, the same sample for
-all. The result is the best loss on validation data: this choice follows the paper and favours the
-attacker. No attack trains on validation data."""
+TREND = """A power law in the parameter count, fitted to the means of at least three smaller sizes,
+predicts the largest size. Intervals are 90% t-intervals, whose degrees of freedom are two fewer
+than the fitted sizes. They are too narrow if the largest size has fewer seeds than the others."""
+ATTACKS = """Each attack finetunes a view on a sample of a domain that it forgets, the same sample
+for all views. The result is the best validation loss, as in the paper, which favours the attacker.
+No attack trains on validation data."""
 ABOUT_FITS = f"""A fit is at its bound if the shift s0 is at an end of its range, and poor if its
 residual is above that of every published curve, {PUBLISHED_STEP_RMS[1]:.0%} of the steps."""
 NATS = """Mean validation losses with 90% t-intervals over seeds, lower is better, and their
@@ -84,7 +83,7 @@ AT_ITS_SCALE = (
 PUBLISHED_ROWS = """Rows marked published are computed in the same way from the losses that the
 paper's authors published."""
 CURVES, MISSING, RUNS = "Learning curves and their fits", "Missing", "Runs"
-# A warning's table is open if it has at most this number of rows.
+# A warning's table with at most this many rows is open.
 FEW = 10
 
 
@@ -111,10 +110,7 @@ def scaling_sections(study: Results) -> list[Section]:
 
 
 def aggregate_sections(study: Results) -> list[Section]:
-    """Shows each method's mean over profiles, next to the means in the paper or its authors' data.
-
-    Returns [] unless all methods have the same profiles at some size.
-    """
+    """Shows the methods' means over profiles, next to the paper's printed or published means."""
     table, sizes = study.table, _find_mean_sizes(study.table)
     if not sizes:
         return []
@@ -189,7 +185,7 @@ def trend_sections(study: Results) -> list[Section]:
 def paper_sections(study: Results) -> list[Section]:
     """Tabulates our rows next to the paper's printed rows and next to its authors' published rows.
 
-    The printed rows are means over profiles or, in a study with variants, the main profile's.
+    The printed rows are means over profiles or, in a study with variants, of the main profile.
     """
     table, paper, varies, tables = study.table, study.record.compare_with, study.record.varies, {}
     if paper in PAPER_SCALES and (varies or _find_mean_sizes(table)):
@@ -220,9 +216,9 @@ def curve_sections(study: Results) -> list[Section]:
 
 
 def curve_figures(study: Results) -> dict[str, go.Figure]:
-    """Draws learning curves and their fits, with a figure per size, variant and fitted seed.
+    """Draws learning curves and fits by size, variant and (if fitted separately) seed.
 
-    Variants with equal fits share a figure. So do all seeds, unless each has its own fit.
+    Variants with equal fits share a figure.
     """
     all_fits, figures, seen = study.analysis.fits, {}, set()
     names = [name for name in ("size", VARIANT, "seed") if name in all_fits]
@@ -353,7 +349,7 @@ def study_page(record: StudyRecord, study: Results, tracker: Tracker | None) -> 
 def report_sections(study: Results) -> tuple[list[Section], list[Section]]:
     """Returns (sections that answer the study's question, all other sections).
 
-    The page shows the set-up section between these two groups.
+    The page shows the set-up between these two groups.
     """
     if study.record.varies:
         main, others = _variant_sections(study), _domain_sections(study)

@@ -99,7 +99,7 @@ class External:
 def read_external(folder: str | Path) -> External:
     """Reads the folder's files. Raises ValueError if a file is missing or invalid.
 
-    Domains are not checked, because `replication.py` must find the baselines first.
+    `replication.py` checks the domains after it has found the baselines.
     """
     path = Path(os.path.realpath(local_path("folder", folder)))
     for name in (LOSSES_FILE, CURVES_FILE):
@@ -121,9 +121,9 @@ def read_external(folder: str | Path) -> External:
 
 
 def parameters_of(size: str) -> float:
-    """Returns the parameter count of a size, from its name if the platform has no such size.
+    """Returns the parameter count of a known size, or the number in any other size's name.
 
-    Returns NaN if the name contains no number.
+    Returns NaN if the name has no number.
     """
     if size in KNOWN_SIZES:
         return total_parameters(KNOWN_SIZES[size].dense())

@@ -89,15 +89,15 @@ class StudyRecord(Description):
     variants: tuple[str, ...] = ()
     # A name in the table of measurements.
     measurement: str = LOSSES
-    # Each seed is compared with its own baseline, not with the baselines of all seeds.
+    # Compares each seed with its own baseline, not with those of all seeds.
     own_baseline: bool = False
     # The ids of runs with probes (see `module_shares`).
     probed: tuple[str, ...] = ()
-    # The page leads with compute ratios against the number of active modules.
+    # The page begins with compute ratios by number of active modules.
     by_modules: bool = False
     # See `analysis.calibration`.
     unit_errors: tuple[UnitError, ...] = ()
-    # The submissions that executed nodes, the newest last.
+    # The submissions that executed nodes, newest last.
     submissions: tuple[SubmissionRow, ...] = ()
     card: Card = Card()
 
@@ -199,8 +199,8 @@ class Results:
     absorption: pd.DataFrame | None = None
     # ERROR_COLUMNS, in the study `calibration`.
     errors: pd.DataFrame | None = None
-    # The published table of the same methods, as table.csv. Its sizes are in the record's
-    # parameters.
+    # The published table of the same methods, in the form of table.csv. The record's `parameters`
+    # include its sizes.
     published: pd.DataFrame | None = None
 
     @cached_property
@@ -244,10 +244,7 @@ def study_log(
 
 
 def publish_files(study: StudyLog, store: Store, tracker: Tracker | None) -> dict[str, str]:
-    """Writes the files of a study or search, and logs them to a tracker if there is one.
-
-    Returns {file name: path}.
-    """
+    """Writes a study's or search's files, and logs them to `tracker`. Returns {file name: path}."""
     folder = store.study_dir(study.name)
     folder.write_whole(study.files)
     if tracker is not None:

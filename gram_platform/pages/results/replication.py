@@ -1,4 +1,4 @@
-"""Analyses losses that were measured elsewhere in the same way as the platform's own studies.
+"""Applies the analysis of the platform's own studies to losses that were measured elsewhere.
 
 Facts that the losses lack come from the known declaration of a study or from studies.json.
 """
@@ -55,7 +55,7 @@ from gram_platform.paper.paper import (
 )
 from gram_platform.paper.verdicts import EXPLANATION, JUDGEMENT_COLUMNS
 
-# Names that `varies` may not have, since its tables have such columns.
+# Names that `varies` must not have, because tables have such columns.
 NOT_NAMES = (*TABLE_COLUMNS, *JUDGEMENT_COLUMNS, "seed", "retained", "domain", "class")
 NOT_NAMES += (*NATS_COLUMNS, "compute_ratio", "runs", "from", "paper", "published", EXPLANATION)
 
@@ -71,12 +71,12 @@ class Declaration:
     unit: str = ""
     # Each seed is compared with its own baseline.
     own_baseline: bool = False
-    # The study whose baselines serve sizes that have none. By default the only possible one.
+    # The study whose baselines serve sizes without any. By default the only possible one.
     baseline_from: str = ""
     # The paper's study whose claims are judged.
     compare_with: str = ""
     profile: str = ""
-    # The page leads with compute ratios against the number of active modules.
+    # The page begins with compute ratios by number of active modules.
     by_modules: bool = False
 
     def record(
@@ -117,10 +117,7 @@ def declarations(external: External) -> dict[str, Declaration]:
 
 
 def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
-    """Returns the known declaration of a study, updated with the fields `given` in studies.json.
-
-    Raises ValueError for invalid fields. `studies` are the valid values of `baseline_from`.
-    """
+    """Returns the known declaration of a study, updated with the fields `given` in studies.json."""
     known = read_known_studies().get(name, Declaration(name))
     if name in CLAIMS and not known.compare_with:
         known = replace(known, compare_with=name)
@@ -185,10 +182,7 @@ class BaselineRules:
         return Baseline(source, losses, curves, curves_from)
 
     def unit(self, study: str, size: str) -> str:
-        """Returns the variant that is the declared unit, or the only one whose name contains it.
-
-        Returns "" if there is none.
-        """
+        """Returns the declared unit, or the only variant whose name contains it, or "" if none."""
         unit, options = self.declared[study].unit, self._variants(self.losses, study, size)
         similar = [option for option in options if unit and unit in option]
         return unit if unit in options else similar[0] if len(similar) == 1 else ""
@@ -296,7 +290,7 @@ def _prepare(
     points["run_id"] = points["study"] + " " + points["size"] + " seed " + points["seed"]
     points = points[["run_id", VARIANT, "size", "seed", "step", "domain", "loss"]]
     views, points, attacks = (frame.drop(columns=dropped) for frame in (views, points, attacks))
-    # All seeds of a method and size have the same profiles, so that `missing` names lost ones.
+    # Expects every profile for all seeds of a method and size, so that `missing` lists lost ones.
     names = [name for name in (VARIANT, "method", "size") if name in views]
     declared = views[[*names, "profile", "retained"]].drop_duplicates()
     declared = declared.merge(views[[*names, "seed"]].drop_duplicates(), on=names)

@@ -62,7 +62,7 @@ from gram_platform.tracking.views import RATIO, Line
 def read_results(
     record: StudyRecord, store: Store | None, frames: Frames | None = None
 ) -> Results | None:
-    """Analyses all complete nodes. Returns None without an evaluation or a baseline's curve.
+    """Analyses all complete nodes. Returns None if there is no evaluation or no baseline curve.
 
     Reads the storage if `frames` is None. Leaves out the modules' shares if `store` is None.
     """
@@ -97,8 +97,8 @@ def lost_rows(
 ) -> list[str]:
     """Lists nodes in `done` with lost or damaged files, and explains how to restore the files.
 
-    Submitting the study again does not repeat such nodes by itself. A curve is not lost if MLflow
-    still has it.
+    Submitting again does not rerun such nodes unless their folders are removed. A curve is not lost
+    if MLflow still has it.
     """
     entries = {e["id"]: e for e in record.entries if e["id"] in done}
     readable = entries.keys() if results is None else set(results.runs["id"])
@@ -221,7 +221,7 @@ def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief
 def with_values(
     frame: pd.DataFrame, names: Iterable[str], text: Callable[..., str]
 ) -> dict[str, list[str]]:
-    """Returns {name: cell texts} for columns with values. `text` formats a value's interval."""
+    """Returns {name: cell texts} for columns with values. `text` formats a cell."""
     return {n: interval_texts(frame, n, text) for n in names if frame[n].notna().any()}
 
 

@@ -114,7 +114,7 @@ def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
 def sync_trials(store: Store, tracker: Tracker) -> int:
     """Logs the trials of all searches to MLflow. Returns their number.
 
-    Skips searches with damaged files, with a warning.
+    Warns about damaged files and skips them.
     """
     num_trials = 0
     for name in store.list_studies():
