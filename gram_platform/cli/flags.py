@@ -29,7 +29,7 @@ RunText = Positional[show_as(str, "RUN")]
 
 
 def open_existing(storage: str) -> Store:
-    """Opens a storage for reading. Raises ValueError if it is missing or of an unknown layout."""
+    """Opens a storage for reading. Raises ValueError if it is missing or its layout is unknown."""
     place = storage_place(storage)
     store = Store(place)
     if store.is_local and not Path(store.root).is_dir():

@@ -224,14 +224,14 @@ def serve_command(
     Args:
         run_id: a complete run, such as a GRAM run
         policy: file that maps tokens to profiles, and profiles to modules
-        host: address to listen on; the default is reachable only from this machine, so a container
-            behind a proxy needs another one
+        host: address to listen on; the default is for this machine only, so a container behind a
+            proxy needs another
         port: port to listen on; 0 picks a free port
         replicas: processes, each with its own copy of the model
         rows: completions that one replica generates at once
         waiting: maximum number of waiting requests; others are rejected with status 429
         max_requests: maximum number of running and waiting requests of a token, unless the policy
-            sets another for it; others are rejected with status 429
+            sets another; others are rejected with status 429
         deadline: seconds after which a request is abandoned
         precision: float32 or bfloat16
         device: cpu or cuda

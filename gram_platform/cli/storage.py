@@ -48,7 +48,7 @@ def status_command(
 
     Args:
         study: a submitted study, to list only its runs (default: all)
-        machine: machine to estimate the remaining hours for
+        machine: machine type for the estimate of remaining hours
         full: list all runs, even more than 200
     """
     store = open_existing(storage)
@@ -218,7 +218,7 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
     The losses of the attacks are kept.
 
     Args:
-        dry_run: only report, and remove nothing
+        dry_run: only report; remove nothing
     """
     store = open_existing(storage)
     if not dry_run:

@@ -199,8 +199,7 @@ class Results:
     absorption: pd.DataFrame | None = None
     # ERROR_COLUMNS, in the study `calibration`.
     errors: pd.DataFrame | None = None
-    # The published table of the same methods, in the form of table.csv. The record's `parameters`
-    # include its sizes.
+    # Published table of the same methods, as table.csv. Its sizes are in `record.parameters`.
     published: pd.DataFrame | None = None
 
     @cached_property
