@@ -39,7 +39,7 @@ def link_page(address: str, command: str) -> bytes:
 
 
 def write_link_page(database: Path, address: str = "") -> None:
-    """Writes the page. `address` is "" while MLflow is closed. Warns if writing fails."""
+    """Writes LINK_PAGE. `address` is "" if MLflow is closed. Warns if writing fails."""
     # This import takes a second.
     from gram_platform.tracking.connection import explain_opening
     from gram_platform.tracking.database import database_uri

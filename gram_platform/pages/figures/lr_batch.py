@@ -75,8 +75,8 @@ def law_figure(
 
     Bars span where the predicted loss is within 0.1% of the minimum. Hollow markers are optima at
     the edge of their grid. The band is the law's 90% interval over seeds. The dashed line is the
-    paper's law. Lines stop where a size is too far from the fitted sizes to predict. If there is no
-    law, the title gives the reason.
+    paper's law. Lines stop at sizes too far from the fitted sizes. If there is no law, the title
+    gives the reason.
     """
     line = lines[lines["quantity"] == quantity]
     law = laws[laws["quantity"] == quantity].iloc[0]

@@ -104,9 +104,9 @@ def scaling_figure(
 ) -> go.Figure:
     """Draws the compute ratio of one class at one profile against the number of parameters.
 
-    `parameters` maps sizes to parameter counts. `published` has the columns of `table`. Its methods
-    that `table` has too are drawn as thin lines with hollow markers. A method without ratios of
-    this profile and class has no line.
+    `parameters` maps sizes to parameter counts. `published` has the columns of `table`. Only those
+    of its methods that are in `table` are drawn, as thin lines with hollow markers. A method
+    without ratios of this profile and class has no line.
     """
     if published is None:
         published = table.iloc[:0]

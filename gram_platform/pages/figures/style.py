@@ -229,7 +229,7 @@ def add_band(
 def add_line(
     figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, hover: dict | None = None
 ) -> None:
-    """Draws column `y` as a line, with a band of intervals or, for a single one, an error bar."""
+    """Draws column `y` as a line. Intervals are a band, or an error bar if there is only one."""
     low, high = rows[f"{y}_low"], rows[f"{y}_high"]
     is_sure = low.notna() & high.notna()
     has_band = is_sure.sum() > 1

@@ -103,7 +103,7 @@ class Page:
         return page
 
     def html(self) -> str:
-        """Renders the HTML. Only scripts with the nonce run. The nonce is a hash of the texts."""
+        """Renders the HTML. Only scripts with the page's nonce, a hash of its texts, can run."""
         has_claims = self.claims is not None and self.claims["verdict"].any()
         counted = [verdicts_text(Counter(self.claims["verdict"]))] if has_claims else []
         sections = self.all_sections
