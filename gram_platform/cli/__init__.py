@@ -1,6 +1,6 @@
 """Runs the commands of `gram`.
 
-A command's module is imported when it is used, because torch, Ray and MLflow take seconds.
+A command's module is imported when the command runs, because torch, Ray and MLflow take seconds.
 """
 
 import ast
@@ -48,7 +48,7 @@ COMMANDS = {name: module for group in GROUPS.values() for name, module in group.
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs one command, and ends with the exit codes of `config/endings.py`."""
+    """Runs one command. The exit codes are listed in `config/endings.py`."""
     arguments = sys.argv[1:] if arguments is None else arguments
     # Nothing is collected while the process ends, as in `exit_with`.
     atexit.register(gc.freeze)
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             _run(arguments)
         except BrokenPipeError as error:
-            # The reader has ended, as in `gram status | head`; Python flushes stdout once more.
+            # The reader has exited, as in `gram status | head`; Python flushes stdout once more.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(0) from error
         except RuntimeError as error:
@@ -97,7 +97,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def overview() -> str:
-    """Lists the commands by group with the first lines of their docstrings."""
+    """Lists all commands by group, each with the first line of its docstring."""
     lines, longest = ["usage: gram COMMAND ..."], max(map(len, COMMANDS))
     columns = min(shutil.get_terminal_size().columns, 100)
     for group, commands in GROUPS.items():

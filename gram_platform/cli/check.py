@@ -16,19 +16,19 @@ from gram_platform.store.checkpoints import MANIFEST, list_checkpoints
 from gram_platform.store.directories import CONFIG, RESULT, SOURCE_HASHES, TENSORS_HASH
 from gram_platform.store.root import BEST
 
-# A place, and a function that raises or warns if it is damaged.
+# A place, and a function that raises or warns if the place is damaged.
 Check = tuple[str, Callable[[], object]]
 
 
 def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
-    """Read everything in a storage and compare it with its hashes, without changing anything.
+    """Read a whole storage and verify its hashes, without changing anything.
 
     The exit code is 1 if something is lost or damaged, or if a run's weights have changed since a
-    result was computed from them. It is 2 if the only problem is missing permission to read files.
+    result was computed from them. It is 2 if the only problem is missing read permission.
     MLflow's files and the site are not checked.
 
     Args:
-        exports: folders of `gram export` to check too
+        exports: folders of `gram export`, to check as well
     """
     places, lost, barred, unknown = set(), {}, {}, []
     for place, check in [*_checks(open_existing(storage), unknown), *map(_check_export, exports)]:
@@ -62,7 +62,7 @@ def _problems(check: Callable[[], object]) -> list[str]:
 def _checks(store: Store, unknown: list[str]) -> Iterator[Check]:
     """Yields all checks of a storage.
 
-    A check adds the id of a result to `unknown` if the result does not name its source weights.
+    A check adds a node's id to `unknown` if its result does not name the weights it used.
     """
     if store.is_local:
         for path, kind in special_entries(store.root):
@@ -115,9 +115,9 @@ def _read_data(store: Store, data_id: str) -> None:
 
 
 def _read_run(run: RunDirectory) -> None:
-    """Reads a run's metrics and weights. If it has no result, reads its checkpoints instead.
+    """Reads a run's metrics and its weights, or its checkpoints if it has no result yet.
 
-    Weights that were removed on purpose do not count as missing.
+    Skips weights that were removed on purpose.
     """
     from gram_platform.store.shards import read_checkpoint
 

@@ -27,17 +27,17 @@ def prepare_command(
 
     Args:
         corpus: the corpus to pack
-        out: folder for the packed corpus, in a subfolder named after the data_id
+        out: parent folder of the packed corpus, whose own folder is named after its data_id
         core_label: label of core, or several separated by commas; default: core, or the catalog's
         seq_len: tokens per sequence
-        vocab_size: size of a tokenizer trained on the corpus, or an upper bound for a given one
+        vocab_size: size of the tokenizer to train, or the maximum size of a given tokenizer
         tokenizer: a tokenizer.json or a name on the hub; default: train one on the corpus
-        core_tokens: tokens of core to download from the hub; default: the catalog's number
-        aux_share: tokens of all auxiliary labels to download from the hub, divided by core's;
-            default: the catalog's number
-        core_tokenizer: train the tokenizer only on core's text
-        check_only: open one record of every source, validate its fields, and count the labels; pack
-            nothing
+        core_tokens: core tokens to download from the hub; default: the catalog's number
+        aux_share: auxiliary tokens to download from the hub, as a fraction of the core tokens;
+            default: the catalog's
+        core_tokenizer: train the tokenizer only on the text of core
+        check_only: open one record of every source, validate its fields and count the labels, but
+            pack nothing
     """
     from gram_platform.corpora import Packing, check, resolve
     from gram_platform.corpora.checking import require_readable
@@ -69,7 +69,7 @@ def prepare_command(
         try:
             say("\n".join(text_lines(resolve(corpus, packing, root, report_progress))))
         except InvalidField as error:
-            # The records are good; what lacks is a flag, such as --core-label.
+            # The records are valid, but a flag such as --core-label is missing.
             say(explain_error(error))
         return
     if not out:

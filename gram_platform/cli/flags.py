@@ -1,4 +1,4 @@
-"""Defines flags that several commands share, and opens the storage that they name."""
+"""Defines flags that several commands share, and opens existing storages."""
 
 import os
 from pathlib import Path
@@ -29,7 +29,7 @@ RunText = Positional[show_as(str, "RUN")]
 
 
 def open_existing(storage: str) -> Store:
-    """Opens a storage to read. Raises ValueError if there is none, or its layout is unknown."""
+    """Opens a storage for reading. Raises ValueError if it is missing or its layout is unknown."""
     place = storage_place(storage)
     store = Store(place)
     if store.is_local and not Path(store.root).is_dir():
@@ -39,10 +39,10 @@ def open_existing(storage: str) -> Store:
 
 
 def find_run(store: Store, text: str) -> str:
-    """Returns the id of the run or import whose id or name in `gram status` begins with `text`.
+    """Returns the id of the run or import that `text` identifies.
 
-    A matching id takes precedence over a full name, and a full name over the beginning of a name.
-    Raises ValueError if no run or several runs match.
+    `text` is the beginning of an id, or a run's name in `gram status`, or the beginning of a name,
+    in this order of precedence. Raises ValueError if it matches nothing or is ambiguous.
     """
     try:
         return store.find_run(text)

@@ -48,19 +48,19 @@ def eval_command(
 ) -> None:
     """Score profiles of a run on tasks of the LM Evaluation Harness (needs the extra `eval`).
 
-    Scores are stored and reused. If a small model only guesses, the accuracy says little. Then
-    compare the bits per byte of the right answers.
+    Scores are stored and reused. The accuracy of a small model that only guesses says little.
+    Compare the bits per byte of the right answers instead.
 
     Args:
         run_id: a complete run, by the beginning of its id or name
-        tasks: names of tasks, such as wmdp_bio mmlu hellaswag
-        profiles: profiles to compare: core, core+virology, all
-        include_path: folder with task files (.yaml) of your own
+        tasks: task names, such as wmdp_bio mmlu hellaswag
+        profiles: profiles to compare, such as core, core+virology or all
+        include_path: folder with your own task files (.yaml)
         limit: number of documents of each task, starting with the first (default: all)
         num_fewshot: examples before each question (default: the task's number)
         device: cpu or cuda
         precision: float32 or bfloat16
-        out: a .csv file for the table
+        out: .csv file to write the table to
     """
     from gram_platform.analysis.tables import frame_text, table_csv
     from gram_platform.release.task_scores import Benchmark, parse_profile, score_profiles
@@ -101,20 +101,20 @@ def export_command(
 ) -> None:
     """Write a view as a stock checkpoint (StarCoder2 or Llama).
 
-    Modules that the view lacks are physically absent.
+    The checkpoint has no weights of modules that are switched off.
 
     Args:
         run_id: a complete run or imported model, by the beginning of its id or name
         out: a new or empty folder
         modules: modules to switch on, such as virology,lisp=0.5; "" is core alone
         all_modules: switch on every module
-        sources: virology=RUN_ID, for modules that several branches have trained (FT-LoRA, FT-MLP)
+        sources: virology=RUN_ID, to choose the branch if several trained a module (FT-LoRA, FT-MLP)
         dtype: data type of the checkpoint
-        max_file_gb: the largest size of a file; a larger checkpoint is split into several files
+        max_file_gb: maximum size of a file; larger checkpoints are split into several files
         check: `own` reads the files back layer by layer; `transformers` also loads them with the
-            library transformers
-        push: ORG/NAME of the Hugging Face repository to upload to; a new repository is private
-        register: name of a model in MLflow's registry, which gets the checkpoint as a new version
+            transformers library
+        push: ORG/NAME of the Hugging Face repository to upload to; new repositories are private
+        register: model in MLflow's registry to which the checkpoint is added as a new version
     """
     from gram_platform.release.card import card_subject, card_text
     from gram_platform.release.export import CARD, RECORD, ExportRequest, export_view
@@ -178,12 +178,12 @@ def import_command(
     storage: Storage = "",
     seq_len: show_as(int | None, "INT") = None,
 ) -> None:
-    """Import a StarCoder2 or Llama checkpoint into the storage, for runs to start from.
+    """Import a StarCoder2 or Llama checkpoint into a storage, so that runs can start from it.
 
     Args:
         checkpoint: a folder with config.json and safetensors files
         storage: folder or URL of the storage; created if absent
-        seq_len: sequence length of later runs; default: the model's maximum
+        seq_len: sequence length of runs that start from it; default: the model's maximum
     """
     from gram_platform.release.importing import import_checkpoint, read_config
 
@@ -223,19 +223,19 @@ def serve_command(
 
     Args:
         run_id: a complete run, such as a GRAM run
-        policy: the file that maps tokens to profiles and profiles to modules
-        host: address to listen on; the default serves only this machine, so a container behind a
-            proxy needs another address
+        policy: file that maps tokens to profiles, and profiles to modules
+        host: address to listen on; the default is for this machine only, so a container behind a
+            proxy needs another
         port: port to listen on; 0 picks a free port
-        replicas: processes that each hold the model
+        replicas: processes, each with its own copy of the model
         rows: completions that one replica generates at once
-        waiting: further requests that may wait; the rest are rejected with status 429
-        max_requests: running and waiting requests of a token, unless the policy sets another number
-            for the token; the rest are rejected with status 429
+        waiting: maximum number of waiting requests; others are rejected with status 429
+        max_requests: maximum number of running and waiting requests of a token, unless the policy
+            sets another; others are rejected with status 429
         deadline: seconds after which a request is abandoned
         precision: float32 or bfloat16
         device: cpu or cuda
-        threads: CPU threads of a replica
+        threads: CPU threads per replica
         ray_address: a Ray cluster whose head is this machine; default: $RAY_ADDRESS, else a private
             cluster
     """
@@ -271,15 +271,15 @@ def token_command(
     metrics: Switch = False,
     max_requests: show_as(int | None, "INT") = None,
 ) -> None:
-    """Make a token, add its hash to a policy, and print the token, which is not stored.
+    """Create a token, add its hash to a policy, and print the token, which is not stored.
 
     Args:
         name: the owner's name, for the policy and logs
-        profiles: profiles of the policy that the token may use
-        policy: the policy's file, which must define the profiles
-        default: the profile of a request that names none; required with several profiles
-        metrics: whether the token may read /metrics
-        max_requests: running and waiting requests of the token; default: that of `gram serve`
+        profiles: profiles that the token may use
+        policy: the policy file, which must define these profiles
+        default: profile of requests that do not choose one; required with several profiles
+        metrics: allow the token to read /metrics
+        max_requests: maximum number of running and waiting requests; default: that of `gram serve`
     """
     from gram_platform.release.serving.policy_file import add_token
 

@@ -41,13 +41,14 @@ from gram_platform.tracking.frame import mlflow_frames
 
 
 def rebuild_report(store: Store, study: str, tracking_uri: str, as_json: bool) -> None:
-    """Writes and prints a study's table and report again, from MLflow if `tracking_uri` is given.
+    """Writes a study's report and tables again and prints a summary.
 
-    Raises ValueError for an unknown study, and for a study without a complete baseline.
+    Reads MLflow if `tracking_uri` is set, otherwise the storage. Raises ValueError if the study is
+    unknown or lacks a complete baseline or evaluation.
     """
     record = load_record(store, study)
     store.open_for_writing()
-    # Without an address MLflow is the storage's database, once that exists.
+    # Without an address, MLflow is the storage's database, if there is one.
     has_database = store.is_local and (Path(store.root) / "mlflow.db").exists()
     uri = tracking_uri or (default_tracking_uri(store.root) if has_database else "")
     tracker, frames = Tracker(uri) if uri else None, None
@@ -95,8 +96,8 @@ def say_files(paths: Mapping[str, str]) -> None:
 def report_from_mlflow(study: str, tracking_uri: str, out: str, as_json: bool = False) -> None:
     """Prints a study's tables, fits and claims, and writes its files to `out` unless that is "".
 
-    Raises ValueError if MLflow does not have the study, or if `out` cannot be written. Raises
-    TrackingUnavailable if MLflow cannot be reached.
+    Raises ValueError if MLflow lacks the study or `out` is not writable, and TrackingUnavailable if
+    MLflow is unreachable.
     """
     folder = local_path("out", out)
     if out:
@@ -116,11 +117,10 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str, as_json: bool = 
 
 
 def write_replicated(folder: str, out: str, is_beside: bool) -> None:
-    """Analyses losses, and writes the tables and the report of each study.
+    """Writes the tables and report of each study in `folder`, or published studies if it is "".
 
-    The losses are those in `folder`, or the published losses if that is "". The folder `out`
-    becomes a storage without runs. Raises ValueError before the first fit if the losses cannot be
-    read or `out` cannot be written.
+    `out` becomes a storage without runs. Raises ValueError before the first fit if the losses are
+    invalid or `out` is not writable.
     """
     started, place, prepared = time.monotonic(), str(local_path("out", out)), []
     if folder:

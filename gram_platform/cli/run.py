@@ -1,6 +1,6 @@
 """Implements `gram run`, which runs studies and searches by name, and `gram list`.
 
-torch, Ray and MLflow are imported when a study is run, so that lists and help appear quickly.
+Imports torch, Ray and MLflow only to run a study, so that lists and help appear quickly.
 """
 
 import inspect
@@ -35,19 +35,19 @@ STUDY_HELP = f"{', '.join(OURS)}, or a study of an installed package; its own fl
 def run_command(
     study: Annotated[Positional[str], tyro.conf.arg(metavar="STUDY", help=STUDY_HELP)],
 ) -> None:
-    """Run a study or a search by name; `gram run NAME --help` lists its flags."""
+    """Run a study or search by name; `gram run NAME --help` lists its flags."""
     run_named(study, [])
 
 
 def run_named(name: str, arguments: list[str]) -> None:
-    """Runs a study or a search with its own flags, and ends the process."""
+    """Runs a study or search with its own flags, then exits."""
     if name.startswith("-"):
         raise ValueError(f"{name}: the study comes first, as in gram run scaling {name} ...")
     main(find_study(name), arguments, f"gram run {name}")
 
 
 def run_with_studies() -> Any:
-    """Returns the form of `gram run` for shell completion, with a subcommand for each study."""
+    """Returns a type for the shell completion of `gram run`, with a subcommand per study."""
     forms = {}
     for name in study_names():
         study = find_study(name)
@@ -58,7 +58,7 @@ def run_with_studies() -> Any:
 
 
 def list_with_kinds() -> Any:
-    """Returns the form of `gram list` for shell completion, with a subcommand for each kind."""
+    """Returns a type for the shell completion of `gram list`, with a subcommand per kind."""
     return _subcommands({what: partial(list_command, what) for what in LISTINGS})
 
 
@@ -72,7 +72,7 @@ def study_names() -> tuple[str, ...]:
 
 
 def find_study(name: str) -> Study:
-    """Returns the study or search with this name. Raises ValueError if there is none."""
+    """Returns a study or search by name. Raises ValueError if there is none."""
     require_choice("study", name, study_names())
     if name in OFFERED:
         return OFFERED[name]
@@ -93,8 +93,8 @@ def list_command(
     """List what `gram run` can use: studies, methods, presets, corpora, sizes or mixtures.
 
     Args:
-        what: what to list; sizes shows layers, widths and parameters, and mixtures shows the tokens
-            and shares of the hub datasets in presets
+        what: what to list; sizes shows layers, widths and parameters; mixtures shows how many
+            tokens each preset takes from hub datasets, and their shares
         study: the study whose presets, sizes or mixtures are listed (default: all studies)
     """
     of_study = what in ("presets", "sizes", "mixtures")

@@ -28,7 +28,7 @@ from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.store.root import StudyEntries, describe_cordoned, read_cordoned
 from gram_platform.studies.flags import Switch, Text
 
-# `gram status` counts more runs.
+# `gram status` counts runs instead if there are more.
 MOST_LISTED = 200
 
 
@@ -41,15 +41,15 @@ def status_command(
 ) -> None:
     """List every run of a storage: state, step, speed, and what unfinished runs still need.
 
-    Runs are sorted by study, size, method, profile and seed. A run of several studies is listed
-    under all their names. Beyond 200 runs, only failed and interrupted runs are listed, and all
-    runs are counted by study, size, method and state. The last lines name machines that a study's
-    last submission avoids, because one of their devices failed a test.
+    Runs are sorted by study, size, method, profile and seed. A run that several studies share is
+    listed once, under all their names. If there are more than 200 runs, counts by study, size,
+    method and state come first, and only failed and interrupted runs are listed. The last lines
+    show machines that a study's last submission avoided because a device failed a test.
 
     Args:
         study: a submitted study, to list only its runs (default: all)
-        machine: machine for which the remaining hours are estimated
-        full: list every run, however many there are
+        machine: machine type for the estimate of remaining hours
+        full: list all runs, even more than 200
     """
     store = open_existing(storage)
     chosen = None
@@ -126,8 +126,7 @@ def _studies_of(store: Store) -> dict[str, list[str]]:
 def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple[str]:
     """Estimates what an unfinished run still needs.
 
-    Returns (text, hours left, most bytes in storage). If the config cannot be read, returns
-    (text,).
+    Returns (text, hours left, bytes of storage), or (text,) if the config cannot be read.
     """
     try:
         config = run.config_as(run_from_plain)
@@ -194,7 +193,7 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
 def compare_command(
     first: Positional[str], second: Positional[str], storage: Storage = "", as_json: AsJson = False
 ) -> None:
-    """Print the difference of two runs' configs, field by field.
+    """Print the differences between the configs of two runs, field by field.
 
     Args:
         first: a run, by the beginning of its id or name
@@ -216,10 +215,10 @@ def compare_command(
 def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
     """Remove unneeded weights of finished attacks, and leftovers of killed processes.
 
-    The losses of the attacks stay.
+    The losses of the attacks are kept.
 
     Args:
-        dry_run: only report
+        dry_run: only report; remove nothing
     """
     store = open_existing(storage)
     if not dry_run:
@@ -257,7 +256,7 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
 
 
 def _find_needed_view(node: RunDirectory | EvaluationDirectory) -> View | None:
-    """Returns the view from which an unfinished node is computed.
+    """Returns the view that an unfinished node starts from or evaluates.
 
     Returns None if the node is complete, has no config or needs no view. Raises ValueError if the
     config cannot be read.

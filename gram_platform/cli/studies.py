@@ -20,10 +20,10 @@ def sync_command(
 ) -> None:
     """Send runs, evaluations and trials to MLflow, or write runs for another tracker.
 
-    Running the command again changes nothing.
+    It is safe to run the command again.
 
     Args:
-        to: mlflow, or a tracker whose files in --folder have only curves: tensorboard, wandb
+        to: mlflow, or a tracker that gets only curves, as files in --folder: tensorboard, wandb
             (`wandb sync` uploads the files) or the tracker of an installed package
         folder: folder for the files of a tracker other than MLflow
     """
@@ -60,8 +60,8 @@ def report_command(
 ) -> None:
     """Rebuild a study's table and report; without a study, the index of all reports.
 
-    With --tracking-uri, the results are read from MLflow, even for a study that is not in the
-    storage. The files of that study are written to --out, if given.
+    With --tracking-uri, the results are read from MLflow, even if the study is not in the storage.
+    The files of such a study are written to --out, if given.
 
     Args:
         study: name of a submitted study, such as scaling (default: the index of all reports)
@@ -97,7 +97,7 @@ def report_command(
 
 
 def search_command(storage: Storage = "") -> None:
-    """List the searches of a storage, and which process drives each."""
+    """List the searches of a storage, and the process that drives each of them."""
     from gram_platform.studies.searches.driver_lease import search_lines
 
     store = open_existing(storage)
@@ -110,8 +110,8 @@ def replicate_command(
     """Make tables, claims and reports from losses measured elsewhere, without training.
 
     Args:
-        folder: folder with losses.csv and curves.jsonl (format: see Numbers that were measured
-            elsewhere in the documents); default: the per-seed ratios of the paper's authors
+        folder: folder with losses.csv and curves.jsonl; the page "Numbers that were measured
+            elsewhere" describes them; default: the per-seed ratios of the paper's authors
         out: folder for the reports and tables, which becomes a storage
         beside_published: leave out the published results of the same study and methods
     """

@@ -10,12 +10,12 @@ from gram_platform.config.terminal import one_line, say
 
 
 def say_rows(rows: Iterable[Sequence[object]]) -> None:
-    """Prints rows of equal length in columns. On a terminal, the lines fit the width."""
+    """Prints rows of equal length in aligned columns. On a terminal, lines fit its width."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else ENDLESS
     say(align_columns([list(map(one_line, row)) for row in rows], width=width))
 
 
 def say_json(value: object) -> None:
-    """Prints one JSON document. Numbers that JSON lacks, such as NaN, become null."""
+    """Prints a value as JSON. Numbers that JSON cannot express, such as NaN, become null."""
     plain = json.loads(json.dumps(value), parse_constant=lambda _: None)
     say(json.dumps(plain, indent=1))

@@ -1,4 +1,4 @@
-"""Implements `gram ui`, which opens MLflow's pages of a storage."""
+"""Implements `gram ui`, which opens the MLflow UI of a storage."""
 
 import ctypes
 import os
@@ -25,11 +25,11 @@ from gram_platform.store import Store
 from gram_platform.studies.flags import Number
 
 RECORDS = ("study.json", "search.json")
-# Without it MLflow opens on traces of language models.
+# Without this path, MLflow opens the traces of language models.
 RUNS_PAGE = "/#/experiments/1/runs?workflowType=machine_learning"
 ANSWER_TIMEOUT_S = 60.0
 ENDING_S = 5.0
-# Variables that say that a window can be opened.
+# Environment variables which show that a window can be opened.
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 # The number of this option of Linux's prctl.
 PR_SET_PDEATHSIG = 1
@@ -38,11 +38,11 @@ PR_SET_PDEATHSIG = 1
 def ui_command(storage: Storage = "", port: Number = 0) -> None:
     """Open MLflow for a storage in a browser, at the newest study, and serve it until Ctrl-C.
 
-    Links in reports work with every port. MLflow listens only on this machine.
+    Links in reports work with any port. MLflow is reachable only from this machine.
 
     Args:
         storage: folder of the storage
-        port: port of MLflow (default: 5000, or another port if 5000 is taken)
+        port: port for MLflow (default: 5000, or another port if 5000 is in use)
     """
     require_int("port", port, 0, 65_535)
     store = open_existing(storage)
@@ -75,7 +75,7 @@ def ui_command(storage: Storage = "", port: Number = 0) -> None:
 
 @contextmanager
 def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen]:
-    """Context manager that runs MLflow's server, and ends the server with its workers."""
+    """Runs MLflow's server within the context, then stops it together with its workers."""
     from gram_platform.tracking.database import database_uri
 
     def end_with_parent() -> None:
@@ -98,7 +98,7 @@ def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.P
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        # It ends with this process, even if that is killed.
+        # The server ends with this process, even if that is killed.
         preexec_fn=end_with_parent if sys.platform == "linux" else None,
     )
     try:
@@ -126,9 +126,9 @@ def _answers(server: subprocess.Popen, address: str) -> bool:
 
 
 def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
-    """Returns (", STUDY", address of the study's charts) for the newest study in MLflow.
+    """Returns (", STUDY", address of its charts) for the newest study with charts in MLflow.
 
-    If MLflow has none, returns ("", address of all runs).
+    If there is none, returns ("", address of all runs).
     """
     from gram_platform.tracking import Tracker, TrackingUnavailable
     from gram_platform.tracking.database import database_uri

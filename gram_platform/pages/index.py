@@ -1,8 +1,8 @@
 """Writes `site/index.html` of a storage, with a card for each study and search.
 
-A card has links, the main result in a sentence, and a small picture. Its texts come from
-`study.json` or `search.json`, which a submission writes with its report. The picture is embedded as
-an image, so that markup in a study's folder cannot enter the page.
+A card has links, a one-sentence result and a small picture. Its texts come from `study.json` or
+`search.json`, which each submission writes together with its report. The picture is embedded as an
+image, so that markup in a study's folder cannot enter the page.
 """
 
 import datetime
@@ -55,10 +55,10 @@ LINKED_FILES = {"report": REPORT_FILE, "table.csv": "table.csv", "claims.csv": C
 PICTURE_FILE = "card.svg"
 # A row for each figure of the paper, from `Study.paper` and dry runs.
 PAPER_FILE = "paper_figures.json"
-# In pixels. STEP is the distance between the marks of a row.
+# In pixels. STEP is the vertical distance between marks.
 LEFT, RIGHT, TOP, STEP = 116.0, 368.0, 8.0, 10.0
 SEARCH_HEIGHT = 150.0
-# The shape, around the middle, and the colour of each class or group.
+# SVG path around the mark's centre, and colour, of each class or group.
 MARK_LOOKS = (
     ("M-4.5,0a4.5,4.5 0 1 0 9,0a4.5,4.5 0 1 0 -9,0z", BLUE),
     ("M-4,-4h8v8h-8z", GREEN),
@@ -72,7 +72,7 @@ QUESTION = "Which capabilities of a language model can be switched off, and what
 
 @dataclass(frozen=True)
 class Shown:
-    """The card of a study or a search. Its addresses are relative to the index."""
+    """The card of a study or search. Addresses are relative to the index."""
 
     title: str
     question: str
@@ -85,7 +85,7 @@ class Shown:
 
     @property
     def submission_time(self) -> str:
-        """The time of the last submission in ISO 8601, or "" if nothing was executed."""
+        """Start of the last submission that executed nodes, in ISO 8601, or "" if none did."""
         return str(self.submissions[-1].get("started", "")) if self.submissions else ""
 
     @property
@@ -94,7 +94,7 @@ class Shown:
 
 
 def write_index(store: Store) -> str:
-    """Writes the index of a storage and returns its path or URL. Raises OSError if that fails."""
+    """Writes the index of a storage. Returns its path or URL. Raises OSError if writing fails."""
     site = open_folder(store.root, writable=True).child(SITE)
     site.write(INDEX_FILE, index_page(store).html().encode(), durable=False)
     return site.address(INDEX_FILE)
@@ -116,7 +116,7 @@ def index_page(store: Store) -> Page:
 
 
 def figures_of_paper(reports: Collection[str]) -> Section:
-    """Lists the paper's figures with their commands. `reports` has the addresses of all reports."""
+    """Lists the paper's figures, each with its command and a link if its page is in `reports`."""
     table = pd.read_json(Path(__file__).with_name(PAPER_FILE))
     links = "../studies/" + table["our page"] + f"/{REPORT_FILE}"
     table["our page_url"] = links.where(links.isin(reports))
@@ -125,7 +125,7 @@ def figures_of_paper(reports: Collection[str]) -> Section:
 
 
 def read_shown(store: Store) -> tuple[list[Shown], list[Shown]]:
-    """Reads the studies and searches of a storage. Warns of unreadable records."""
+    """Reads the cards of all studies and searches. Warns about unreadable records."""
     studies: list[Shown] = []
     searches: list[Shown] = []
     for name in store.list_studies():
@@ -171,9 +171,9 @@ class Label(NamedTuple):
 
 
 def describe_ratios(study: Results) -> tuple[str, str]:
-    """Returns (the report's answers, a picture of all methods), or ("", "") without ratios.
+    """Returns (the report's answers, SVG picture of all methods), or ("", "") without ratios.
 
-    Answers and picture are about the size, variant and profile of the report's main numbers.
+    Both show the size, variant and profile of the report's main numbers.
     """
     main = headline_rows(study)
     if main.empty:
@@ -211,10 +211,10 @@ def draw_ratios(rows: pd.DataFrame) -> str:
 
 
 def draw_trials(trials: pd.DataFrame, columns: TrialColumns) -> str:
-    """Draws the complete trials of a `trials.csv`, with a shape and colour for each group.
+    """Draws the complete trials of a `trials.csv`, with one shape and colour per group.
 
-    The axes are the first two objectives, or the first parameter and the only objective. Returns ""
-    if an axis has no numbers.
+    The axes are the first two objectives. If there is only one, the first parameter is the
+    horizontal axis. Returns "" if an axis has no numbers.
     """
     varied, objectives = columns.parameters, columns.objectives
     names = objectives[:2] if len(objectives) > 1 else (*varied[:1], *objectives)

@@ -1,8 +1,8 @@
 """Writes the page that forwards links in reports to MLflow, whatever MLflow's port is.
 
-Reports are opened as files, which cannot read MLflow's address from another file. So they link to
-LINK_PAGE next to the database, with the rest of the address as fragment. While MLflow is open,
-LINK_PAGE sends the browser to this address. Otherwise it shows the command that opens MLflow.
+Browsers open reports as files, and such pages cannot read MLflow's address from another file. So
+reports link to LINK_PAGE next to the database, with the path in MLflow as the URL fragment. While
+MLflow is running, LINK_PAGE redirects to it. Otherwise it shows the command that starts MLflow.
 """
 
 from html import escape
@@ -26,7 +26,7 @@ USUAL = f"""<p>Or, where it listens at its usual port:
 
 
 def link_page(address: str, command: str) -> bytes:
-    """Makes the page that leads to MLflow at `address`. Without an address it shows `command`."""
+    """Returns a page that redirects to MLflow at `address`, or shows `command` if that is ""."""
     closed = (
         "<p>MLflow is closed. This command opens it; then follow the link"
         f" again:</p><pre>{escape(command)}</pre>"
@@ -39,7 +39,7 @@ def link_page(address: str, command: str) -> bytes:
 
 
 def write_link_page(database: Path, address: str = "") -> None:
-    """Writes the page for MLflow at `address`, or for a closed MLflow. Warns if writing fails."""
+    """Writes LINK_PAGE. `address` is "" if MLflow is closed. Warns if writing fails."""
     # This import takes a second.
     from gram_platform.tracking.connection import explain_opening
     from gram_platform.tracking.database import database_uri
@@ -52,7 +52,7 @@ def write_link_page(database: Path, address: str = "") -> None:
 
 
 def leave_link_page(database: Path, address: str) -> None:
-    """Makes the page say that MLflow is closed, unless it already leads to another address."""
+    """Makes the page say that MLflow is closed, unless it redirects to another address."""
     page = database.with_name(LINK_PAGE)
     if not page.is_file() or page.read_bytes() == link_page(address, ""):
         write_link_page(database)

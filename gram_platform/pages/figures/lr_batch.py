@@ -1,4 +1,4 @@
-"""Draws a grid of learning rates and batch sizes with its surface, and laws of the optima."""
+"""Draws losses over a grid of learning rates and batch sizes, and scaling laws of the optima."""
 
 import math
 
@@ -38,12 +38,12 @@ BEYOND = 4.0
 def surface_figure(
     cells: pd.DataFrame, optima: pd.DataFrame, surfaces: pd.DataFrame, size: str
 ) -> go.Figure:
-    """Draws the cells and minima of one size over the contours of the pooled fit, on log axes.
+    """Draws one size's grid cells and loss minima over contours of the fit to all seeds.
 
-    The frames come from `lr_grid`. If cells have a `url`, a click on a cell opens it. The minimum
-    of all seeds is a star. Its bars span where the predicted loss is within 0.1% of the minimum.
-    The minimum of each seed is a small diamond. If the pooled fit has no minimum, a ring marks the
-    best cell. Cells with a diverged seed are crosses, and the fit leaves them out.
+    The frames come from `lr_grid`. If cells have a `url`, a click opens it. A star is the minimum
+    over all seeds, with bars where the predicted loss is within 0.1% of it. Without a minimum, a
+    ring marks the best cell. Small diamonds are the minima of single seeds. Crosses are cells with
+    a diverged seed, which the fit leaves out.
     """
     of_size, minima = cells[cells["size"] == size], optima[optima["size"] == size]
     figure = go.Figure()
@@ -71,12 +71,12 @@ def surface_figure(
 def law_figure(
     lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, quantity: str
 ) -> go.Figure:
-    """Draws the optima of `quantity` (lr or batch) against parameters on log axes, and their law.
+    """Draws the optimal `quantity` (lr or batch) against the parameter count, with the fitted law.
 
-    Bars span where the predicted loss is within 0.1% of the minimum. Hollow optima lie at the edge
-    of their grid. The band is the law's 90% interval over seeds. The dashed line is the paper's
-    law. A law that does not predict at these sizes has no line. If the optima give no law, the
-    title says why.
+    Bars span where the predicted loss is within 0.1% of the minimum. Hollow markers are optima at
+    the edge of their grid. The band is the law's 90% interval over seeds. The dashed line is the
+    paper's law. Lines stop at sizes too far from the fitted sizes. If there is no law, the title
+    gives the reason.
     """
     line = lines[lines["quantity"] == quantity]
     law = laws[laws["quantity"] == quantity].iloc[0]

@@ -1,4 +1,4 @@
-"""Draws the objective of an Optuna search, by trial and against each parameter."""
+"""Draws the objective of an Optuna search against the trial number and each parameter."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ from gram_platform.pages.figures.style import (
 FEW_TRIALS = 12
 MAX_RUNS = 3
 WITH_VALUE = "trial (star: the best)"
-# The height of trials without a value is on a second axis from 0 to 1.
+# Label, symbol and height of trials without a value, on a second axis from 0 to 1.
 UNMEASURED = {
     State.DIVERGED: ("diverged (penalty)", "x", 0.97),
     State.FAILED: ("failed", "x-open", 0.91),
@@ -45,9 +45,9 @@ UNMEASURED = {
 
 
 def history_figure(trials: pd.DataFrame, objective: str) -> go.Figure:
-    """Draws the objective of every finished trial by number, and the best so far as a line.
+    """Draws the objective against the trial number, with a line for the best value so far.
 
-    Diverged trials are crosses at the top edge. Failed trials are open crosses.
+    Crosses at the top edge are diverged trials. Open crosses are failed trials.
     """
     figure = plot_optimization_history(_study_of(trials, objective), target_name=objective)
     best = {"name": "best so far", "line": {"color": GREEN, "shape": "hv"}}
@@ -61,7 +61,7 @@ def history_figure(trials: pd.DataFrame, objective: str) -> go.Figure:
 def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str) -> go.Figure:
     """Draws the objective of every finished trial against a parameter.
 
-    The axis has the parameter's range and scale. The colour is the trial's number.
+    The horizontal axis has the parameter's range and scale. Colours show the trial number.
     """
     rows = trials[trials[parameter.name].notna()]
     study = _study_of(rows, objective, parameter)
@@ -103,14 +103,14 @@ def _study_of(
 
 
 def runs_text(runs: str) -> list[str]:
-    """Returns [hover line that names the first runs], or [] if there are no runs."""
+    """Returns [hover line with the first MAX_RUNS run ids], or [] if there are no runs."""
     ids = str(runs).split()
     more = f" and {len(ids) - MAX_RUNS} more" if len(ids) > MAX_RUNS else ""
     return [f"runs {' '.join(ids[:MAX_RUNS])}{more}"] if ids else []
 
 
 def _add_facts(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str) -> None:
-    """Marks the best trial, adds trials without a value on a second axis, and sets hover texts."""
+    """Marks the best trial, draws unmeasured trials at the top edge, and sets hover texts."""
     done = select_finished(trials, objective)
     if len(done):
         is_best = done.index == done[objective].idxmin()

@@ -1,4 +1,4 @@
-"""Draws a study: compute ratios by size, method and profile, and the curves behind them."""
+"""Draws a study's compute ratios by size, method and profile, and its learning curves."""
 
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
@@ -45,7 +45,7 @@ CLASS_TITLES = {
 # Methods without a series. The baseline is the line at 1.
 HIDDEN = ("baseline",)
 SIZE_HOVER = "<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})"
-# If both are drawn, our bar moves to the left and the paper's point to the right by this.
+# If both are drawn, our bar moves left and the paper's point moves right by this distance.
 OFFSET = 0.2
 # The letters in a line of a label below bars, and the line's height in pixels.
 MAX_LETTERS, LINE_HEIGHT = 10, 13
@@ -54,10 +54,10 @@ MAX_LETTERS, LINE_HEIGHT = 10, 13
 def aggregate_figure(
     table: pd.DataFrame, size: str, value: str, theirs: pd.DataFrame | None = None
 ) -> go.Figure:
-    """Draws the means of one class at one size, as a bar with an interval for each method.
+    """Draws the methods' mean compute ratios of one class at one size, as bars with intervals.
 
-    `theirs` has the columns of table.csv, and is drawn as hollow diamonds with intervals. The
-    figures of the four classes share one scale.
+    Means are over profiles. `theirs` has the columns of table.csv, and is drawn as hollow diamonds.
+    The figures of all four classes share one scale.
     """
     means = table[
         (table["profile"] == MEAN) & (table["size"] == size) & ~table["method"].isin(HIDDEN)
@@ -102,11 +102,11 @@ def scaling_figure(
     value: str,
     published: pd.DataFrame | None = None,
 ) -> go.Figure:
-    """Draws one class at one profile against the number of parameters, on a log axis.
+    """Draws the compute ratio of one class at one profile against the number of parameters.
 
-    `parameters` gives the count of each size. `published` has the columns of `table`. Its rows for
-    methods that `table` also has are drawn as thin lines with hollow markers. A method without the
-    profile or the class has no line.
+    `parameters` maps sizes to parameter counts. `published` has the columns of `table`. Only those
+    of its methods that are in `table` are drawn, as thin lines with hollow markers. A method
+    without ratios of this profile and class has no line.
     """
     if published is None:
         published = table.iloc[:0]
@@ -129,13 +129,13 @@ def scaling_figure(
 
 
 def class_table(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Selects the columns of a table that a figure of one class draws, for the figure's CSV."""
+    """Selects the columns for the CSV of a figure that draws one class."""
     first = ("source", "method", "size", "parameters", "profile", VARIANT)
     return rows.filter([*first, *(value + end for end in ENDS), "num_seeds", "runs"])
 
 
 def class_means(*frames: pd.DataFrame) -> np.ndarray:
-    """Returns the means of all classes, which set the common scale of the classes' figures."""
+    """Returns the means of all classes, from which their figures get a common scale."""
     return pd.concat(frames)[list(CLASS_TITLES)].to_numpy(float).ravel()
 
 
@@ -162,11 +162,11 @@ def _add_published(figure: go.Figure, line: pd.DataFrame, value: str, style: Sty
 
 
 def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Figure:
-    """Draws a bar for each profile and domain, hatched if the domain is forgotten.
+    """Draws the compute ratio of each profile and domain as a bar, hatched for forgotten domains.
 
-    The outline around a hatched bar is the value after an attack on the domain. `domains` is the
-    result of `domain_table`. All methods at a size have the same axes, so a profile that a method
-    lacks has no bars.
+    An outline around a hatched bar is the ratio after an attack on the domain. `domains` is the
+    result of `domain_table`. All methods of one size have the same axes, so profiles that a method
+    lacks appear without bars.
     """
     of_size = domains[(domains["size"] == size) & ~domains["method"].isin(HIDDEN)]
     rows, figure = of_size[of_size["method"] == method], go.Figure()
@@ -248,11 +248,11 @@ LINE_POINTS = 80
 
 
 def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -> go.Figure:
-    """Draws validation loss against step at one size, with all points and each domain's fit.
+    """Draws validation loss against step at one size: all points, and a fitted curve per domain.
 
-    `curves` has `size, seed, step, domain, loss` and may have `run_id`, which the hover shows.
-    `fits` has the columns of `fits_frame`. Both axes are logarithmic. The legend has one entry for
-    each domain and marks poor fits and fits at a bound.
+    `curves` has the columns `size, seed, step, domain, loss` and optionally `run_id`, for the hover
+    text. `fits` has the columns of `fits_frame`. The legend has one entry per domain, and marks
+    fits that are poor or have a parameter at its bound.
     """
     points, laws = curves[curves["size"] == size], fits[fits["size"] == size].set_index("domain")
     figure = go.Figure()
@@ -319,11 +319,11 @@ def _add_fit(figure: go.Figure, fit: pd.Series, style: Style, warning: str) -> N
 def variant_figure(
     table: pd.DataFrame, varies: str, size: str, profile: str, value: str, study: str = ""
 ) -> go.Figure:
-    """Draws one class at a size and profile against the column `variant`.
+    """Draws the compute ratio of one class against the column `variant`, at a size and profile.
 
-    Hollow diamonds are the paper's values for `study`, at the paper's scale. The baseline is drawn
-    only if one of its values differs from 1. If at least two variants are numbers, the others are
-    left out.
+    Hollow diamonds are the paper's printed values for `study`, at the paper's model size. The
+    baseline is drawn where its core or retain is not 1. If at least two variants are numbers, all
+    other variants are left out.
     """
     variants = list(dict.fromkeys(table[VARIANT]))
     numbers = [variant for variant in variants if is_numeric([variant])]
@@ -356,10 +356,10 @@ def variant_figure(
 
 
 def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size: str) -> go.Figure:
-    """Draws every domain of a method against the variants, under the profile core+domain.
+    """Draws a method's compute ratio on every domain against the variants.
 
-    `domains` is the result of `domain_table` with a column `variant`. A domain without this profile
-    is drawn under core.
+    Each domain is shown under the profile core+domain, or under core without such a profile.
+    `domains` is the result of `domain_table` with a column `variant`.
     """
     rows = domains[(domains["method"] == method) & (domains["size"] == size)]
     variants, figure, lines = list(dict.fromkeys(rows[VARIANT])), go.Figure(), []
@@ -379,7 +379,7 @@ def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size:
 
 
 def is_numeric(variants: Sequence[str]) -> bool:
-    """Tells whether all variants are finite numbers."""
+    """Returns True if all variants are finite numbers."""
     try:
         return all(np.isfinite(float(variant)) for variant in variants)
     except ValueError:

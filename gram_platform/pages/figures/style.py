@@ -1,7 +1,7 @@
-"""Defines colours, markers, dashes and the layout of all figures, for light and dark pages.
+"""Defines the colours, markers, dashes and layout of all figures, for light and dark pages.
 
-Colours are Okabe and Ito's set for colour-blind readers, without black and yellow, which vanish on
-a dark or a white page.
+The colours are Okabe and Ito's colour-blind-safe palette, without black (hard to see on dark pages)
+and yellow (hard to see on white pages).
 """
 
 import math
@@ -23,12 +23,12 @@ PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#8C8C8C"
 # A dark page recolours both.
 INK, GRID = "#5f6368", "rgba(128, 128, 128, 0.28)"
 IN_PAPER = "the paper, at its scale"
-# The heights of a figure, of a row of its legend and of a further line of its title, in pixels.
+# Heights of a figure, a row of its legend and a further line of its title, in pixels.
 HEIGHT, LEGEND_ROW, TITLE_ROW = 360, 20, 18
 TITLE_LETTERS = 64
-# Where an axis of compute ratios ends if no mean is higher.
+# The end of a compute ratio axis if no mean is higher.
 RATIO_END = 1.2
-# The arrows of an interval that goes on beyond the lower or the upper end of an axis.
+# Arrows of an interval that extends beyond the lower or upper end of an axis.
 ARROWS = {"x": ("left", "right"), "y": ("down", "up")}
 # Ticks of a decade, from far apart to close.
 TICK_STEPS = (
@@ -78,7 +78,7 @@ def method_style(method: str) -> Style:
 
 
 def domain_styles(domains: Sequence[str]) -> dict[str, Style]:
-    """Returns a style for each domain. Core is grey and comes first, then domains follow by name.
+    """Returns a style for each domain: core first, in grey, then the others sorted by name.
 
     Colours repeat after seven domains, with other symbols and dashes.
     """
@@ -96,7 +96,7 @@ def translucent(colour: str, opacity: float = 0.18) -> str:
 
 
 def lay_out(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
-    """Applies the common layout: transparent, as wide as the frame, with the legend below."""
+    """Applies the common layout: transparent background, full width, legend at the bottom."""
     legend = {
         "orientation": "h",
         "yref": "container",
@@ -143,7 +143,7 @@ def with_notes(title: str, notes: str) -> str:
 
 
 def drop_empty(figures: Mapping[str, go.Figure]) -> dict[str, go.Figure]:
-    """Leaves out figures without data."""
+    """Drops figures without data."""
     return {name: figure for name, figure in figures.items() if len(figure.data)}
 
 
@@ -155,10 +155,10 @@ def whiskers(
     width: float | None = 3,
     prefix: str | None = None,
 ) -> dict | None:
-    """Returns error bars of a column, from `<prefix>low` to `<prefix>high`.
+    """Returns error bars for the column `value`, from `<prefix>low` to `<prefix>high`.
 
-    `prefix` is `<value>_` by default. A value without an interval has no bar. Returns None if no
-    value has an interval.
+    `prefix` is `<value>_` by default. Rows without an interval have no bar. Returns None if no row
+    has an interval.
     """
     prefix = f"{value}_" if prefix is None else prefix
     names = (value, f"{prefix}low", f"{prefix}high")
@@ -182,7 +182,7 @@ def log_axis(update: Callable, ticks: Sequence[float], texts: Sequence[str] = ()
 
 
 def _tick(value: float) -> str:
-    """Writes three significant digits without an exponent: 0.00005, 0.25, 2,000."""
+    """Formats three significant digits without an exponent: 0.00005, 0.25, 2,000."""
     rounded = float(f"{value:.3g}")
     return (
         f"{rounded:,.0f}" if rounded.is_integer() else np.format_float_positional(rounded, trim="-")
@@ -190,12 +190,12 @@ def _tick(value: float) -> str:
 
 
 def with_table(figure: go.Figure, rows: pd.DataFrame, fractions: str | None = "%.6f") -> go.Figure:
-    """Attaches the drawn table to a figure. The page offers it as a link below the figure."""
+    """Attaches the plotted data to a figure. The page links them as CSV below the figure."""
     return figure.update_layout(meta={"csv": quote(table_csv(rows, fractions))})
 
 
 def size_axis(figure: go.Figure, rows: pd.DataFrame) -> None:
-    """Makes the horizontal axis logarithmic, with a tick for each `size` and its `parameters`."""
+    """Makes the x axis logarithmic, with a tick per model size at its number of parameters."""
     counts = dict(zip(rows["size"], rows["parameters"].tolist(), strict=True))
     texts = [f"{size}<br>{_short(count)}" for size, count in counts.items()]
     log_axis(figure.update_xaxes, list(counts.values()), texts)
@@ -203,7 +203,6 @@ def size_axis(figure: go.Figure, rows: pd.DataFrame) -> None:
 
 
 def _short(count: float) -> str:
-    """Writes 1,234,567 as 1.23M."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g}{unit}"
@@ -213,7 +212,7 @@ def _short(count: float) -> str:
 def add_band(
     figure: go.Figure, x, low, high, style: Style, opacity: float = 0.18, group: str = ""
 ) -> None:
-    """Fills the area from `low` to `high`. The legend toggles it with the series of `style`."""
+    """Fills the area between `low` and `high`. The legend toggles it together with its line."""
     figure.add_scatter(
         x=[*x, *x[::-1]],
         y=[*high, *low[::-1]],
@@ -230,7 +229,7 @@ def add_band(
 def add_line(
     figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, hover: dict | None = None
 ) -> None:
-    """Adds a line of column `y`. Its intervals are a band, and a single interval an error bar."""
+    """Draws column `y` as a line. Intervals are a band, or an error bar if there is only one."""
     low, high = rows[f"{y}_low"], rows[f"{y}_high"]
     is_sure = low.notna() & high.notna()
     has_band = is_sure.sum() > 1
@@ -252,7 +251,7 @@ def add_line(
 
 
 def add_points(figure: go.Figure, places: Iterable, points: Iterable[tuple], colour: str) -> None:
-    """Marks the values of both seeds where there are two, since two seeds have no interval."""
+    """Marks the values of both seeds where there are only two, which give no interval."""
     pairs = [(at, value) for at, pair in zip(places, points, strict=True) for value in pair]
     if pairs:
         marker = {"symbol": "circle-open", "size": 5, "color": colour}
@@ -282,7 +281,7 @@ def add_paper_points(
 
 
 def level_line(figure: go.Figure, level: float, name: str) -> None:
-    """Adds a dotted horizontal line, which the legend names because a label would cover points."""
+    """Adds a dotted horizontal line. `name` is in the legend, as a label would cover points."""
     line = {"color": GREY, "dash": "dot", "width": 1.5}
     figure.add_hline(y=level, line=line, name=name, showlegend=True, legendrank=2000)
     figure.update_layout(showlegend=True)
@@ -293,14 +292,14 @@ def reference_line(figure: go.Figure) -> None:
 
 
 def ratio_end(means: Iterable[float]) -> float:
-    """Returns the upper end of an axis of compute ratios: RATIO_END, or 5% above all means."""
+    """Returns the end of a compute ratio axis: 5% above the largest mean, at least RATIO_END."""
     return max(RATIO_END, 1.05 * float(np.nanmax([*means, 1.0])))
 
 
 def ratio_axis(figure: go.Figure, means: Iterable[float]) -> None:
-    """Starts the vertical axis of compute ratios at 0, and cuts intervals at its ends.
+    """Starts the vertical axis of compute ratios at 0, and clips intervals at both ends.
 
-    `means` are the means of all figures with the same axis.
+    `means` are the means of all figures that share this axis.
     """
     span = 0.0, ratio_end(means)
     figure.update_yaxes(range=span)
@@ -308,7 +307,7 @@ def ratio_axis(figure: go.Figure, means: Iterable[float]) -> None:
 
 
 def cut_intervals(figure: go.Figure, axis: str, span: Sequence[float]) -> None:
-    """Cuts intervals at the ends of an axis. Arrows there show the true ends on hover."""
+    """Clips intervals to the axis. Arrows at the edge show the true end of an interval on hover."""
     other = "yx"["xy".index(axis)]
     for trace in figure.data:
         error, middle = trace[f"error_{axis}"], np.array(trace[axis], float)
@@ -337,7 +336,7 @@ def cut_intervals(figure: go.Figure, axis: str, span: Sequence[float]) -> None:
 
 
 def pad_range(values: Iterable[float]) -> list[float]:
-    """Returns the range of the values, without NaN, with 5% added on either side."""
+    """Returns [low, high] of the values, ignoring NaN, extended by 5% on either side."""
     numbers = np.array([*values])
     low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
     margin = 0.05 * max(high - low, 0.1)
@@ -345,9 +344,9 @@ def pad_range(values: Iterable[float]) -> list[float]:
 
 
 def log_ticks(low: float, high: float, steps: Sequence[float] = ()) -> list[float]:
-    """Returns the products of `steps` and powers of ten from `low` to `high`, both positive.
+    """Returns all ticks from `low` to `high`, both positive. Ticks are `steps` times powers of 10.
 
-    The default steps are 1, 2 and 5, or closer steps if fewer than three ticks fit.
+    The default steps are 1, 2 and 5, or denser ones if these give fewer than three ticks.
     """
     decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     for chosen in [steps] if steps else TICK_STEPS:
@@ -359,16 +358,16 @@ def log_ticks(low: float, high: float, steps: Sequence[float] = ()) -> list[floa
 
 
 def hover_runs(rows: pd.DataFrame) -> np.ndarray:
-    """Returns the hover text of each row's run ids, or "" without a column `runs`."""
+    """Returns hover texts with each row's run ids, or "" if there is no column `runs`."""
     runs = rows.get("runs", pd.Series("", rows.index))
     return runs.fillna("").str.replace(", ", "<br>").to_numpy(object)
 
 
 def ratio_hover(rows: pd.DataFrame, prefix: str, head: str, named: Sequence = ()) -> dict:
-    """Returns a trace's hover properties: a line `head`, then value, interval, seeds and runs.
+    """Returns the hover text of a trace: `head`, then value, interval, number of seeds and runs.
 
     The intervals are in the columns `<prefix>low` and `<prefix>high`. `named` becomes the first
-    column of customdata, which `head` may show.
+    column of `customdata`, where `head` can refer to it.
     """
     first = [named] if len(named) else []
     low, high, seeds, runs = (f"%{{customdata[{len(first) + i}]" for i in range(4))

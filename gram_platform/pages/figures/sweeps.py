@@ -1,4 +1,4 @@
-"""Draws compute ratio against the value of a hyperparameter (a knob), with the paper's curves."""
+"""Draws compute ratios against a hyperparameter (a knob), next to the paper's curves."""
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -36,11 +36,11 @@ CLASS_STYLES = {
 
 
 def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: str) -> go.Figure:
-    """Draws one class against the values of a knob. `table` is `SweepAnalysis.table`.
+    """Draws the compute ratio of one class against a knob. `table` is `SweepAnalysis.table`.
 
-    If the paper's figure has separate lines for core with one module and core without modules, our
-    figure does too. The paper's curves are dashed with hollow markers. The panels of a knob share
-    one scale.
+    If the paper's figure has separate lines for core with one module and core without modules, so
+    does ours. The paper's curves are dashed with hollow markers. All panels of a knob share one
+    scale.
     """
     is_shown = (table["knob"] == knob) & (table["method"] == method) & (table["size"] == size)
     rows, names = table[is_shown].sort_values("value", kind="stable"), _lines(knob, value)
@@ -63,7 +63,7 @@ def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: 
 
 
 def sweep_figures(table: pd.DataFrame) -> dict[str, go.Figure]:
-    """Returns {name: figure} of the panels that have values. A name is `p_cr-gram-0.4M-core`."""
+    """Returns {name: figure} of panels with values. Names look like `p_cr-gram-0.4M-core`."""
     sweeps = dict.fromkeys(zip(table["knob"], table["method"], table["size"], strict=True))
     figures = {
         f"{knob}-{method}-{size}-{value}": sweep_figure(table, knob, method, size, value)

@@ -1,4 +1,4 @@
-"""Answers a study's question in sentences, and reports missing values and errors."""
+"""Answers a study's question in sentences, and reports errors and missing values."""
 
 import math
 import re
@@ -47,9 +47,9 @@ FIRST = ("gram", "filtering")
 
 
 def answer_study(study: Results) -> list[str]:
-    """Returns sentences: methods, size and profile, then an answer for each group of claims.
+    """Returns sentences: methods, size and profile, then an answer for each class with claims.
 
-    If no claim of the paper is about these numbers, the second sentence has the compute ratios.
+    Without claims of the paper about these numbers, the second sentence lists the compute ratios.
     """
     main = headline_rows(study)
     if main.empty:
@@ -85,7 +85,7 @@ def _describe_place(study: Results, main: pd.DataFrame) -> str:
 
 
 def _claims_here(study: Results, main: pd.DataFrame) -> Iterator[tuple[Claim, Mapping]]:
-    """Yields (claim, row) of the claims about ratios at the size and variant of `main`."""
+    """Yields (claim, its row) for each claim about ratios at the size and variant of `main`."""
     first, methods = main.iloc[0], set(main["method"])
     separations = (separation(method, first["size"]) for method in methods)
     claims = {claim.text: claim for claim in CLAIMS.get(study.record.compare_with, separations)}
@@ -125,9 +125,9 @@ def ratio_text(study: Results, row: Mapping[str, Any], name: str) -> str:
 
 
 def error_text(interval: Interval, unit: float) -> str:
-    """Writes "0.93 ± 0.05" for an interval, "0.93" without an interval, or "" for NaN.
+    """Formats "0.93 ± 0.05" for an interval, "0.93" for a mean without one, or "" for NaN.
 
-    The error is the half-width of the interval and the unit's error `unit`, added in quadrature.
+    The error adds the interval's half-width and `unit`, the error of the unit, in quadrature.
     """
     if math.isnan(interval.mean):
         return ""
@@ -138,9 +138,9 @@ def error_text(interval: Interval, unit: float) -> str:
 
 
 def headline_rows(study: Results) -> pd.DataFrame:
-    """Selects the two main methods' rows at the main profile, at one size and variant.
+    """Selects the rows of the two main methods at the main profile, for one size and variant.
 
-    The choice prefers a size and variant with ratios of both methods, then more intervals, then the
+    Prefers a size and variant where both methods have ratios, then the most intervals, then the
     largest size, then the last variant.
     """
     table = study.table if VARIANT in study.table else study.table.assign(**{VARIANT: ""})
@@ -169,7 +169,7 @@ OF_TEXT = re.compile(r" --(?:corpus|core-label|storage)[ =](?:'[^']*'|\S+)")
 
 
 def warning_sections(study: Results) -> list[Section]:
-    """Returns a section that names missing nodes and values, or [] if none is missing."""
+    """Returns [section that counts missing results and values], or [] if none is missing."""
     runs, num_missing = study.runs, len(study.analysis.missing)
     counts = Counter(runs.get("status", ()))
     counts[NOT_BEGUN] = len(study.record.ids - set(runs.get("id", ())))
@@ -188,12 +188,12 @@ def warning_sections(study: Results) -> list[Section]:
 
 
 def terminal_warning(study: Results) -> str:
-    """Says for a terminal how inexact compute ratios are, or returns "" if nothing is known."""
+    """Returns warnings for a terminal about poor fits and the unit's error, or ""."""
     return " ".join(filter(None, (_poor_fits(study), unit_warning(study.record))))
 
 
 def limits_section(study: Results, main: pd.DataFrame) -> Section:
-    """Tabulates the errors of seeds, unit and fits. `main` is the result of `headline_rows`."""
+    """Tabulates the errors from seeds, unit and fits. `main` is the result of `headline_rows`."""
     record = study.record
     halves = pd.Series([half for n in CLASSES for half in main[f"{n}_high"] - main[n]], dtype=float)
     unit = [_describe(size, errors) for size, errors in _unit_by_size(record).items()]
@@ -228,9 +228,9 @@ def unit_error(record: StudyRecord, size: str, name: str) -> UnitError:
 
 
 def unit_warning(record: StudyRecord) -> str:
-    """Says how large the unit's error of compute ratios is, or how to measure it.
+    """States the error that the unit adds to compute ratios, or how to measure this error.
 
-    Returns "" for numbers that were measured elsewhere, and for the preset without verdicts.
+    Returns "" for numbers measured elsewhere and for the preset without verdicts.
     """
     if record.preset in ("", UNJUDGED_PRESET):
         return ""

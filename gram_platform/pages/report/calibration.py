@@ -1,4 +1,4 @@
-"""Reports the calibration study, which compares compute ratios with true shares of the steps."""
+"""Reports the calibration study, which compares compute ratios with the true shares of steps."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames
 
 SHARES_TEXT = (
-    "What finished baselines of each share of the steps are read as: means over seeds with 90%"
+    "Compute ratios of finished baselines, by their share of the steps: means over seeds with 90%"
     " t-intervals."
 )
 STYLES = {
@@ -54,7 +54,7 @@ STYLES = {
 def read_calibration(
     record: StudyRecord, store: Store, frames: Frames | None = None
 ) -> Results | None:
-    """Adds calibration errors to the result of `read_results`. Returns None if there are none."""
+    """Adds calibration errors to what `read_results` returns. Returns None if there are none."""
     results = read_results(record, store, frames)
     if results is None:
         return None
@@ -113,9 +113,10 @@ def calibration_page(record: StudyRecord, results: Results, tracker: Tracker | N
 
 
 def calibration_figure(errors: pd.DataFrame, size: str) -> go.Figure:
-    """Draws the errors of a size against the true share: means over seeds with 90% t-intervals.
+    """Draws compute ratio errors at one size against the true share of the steps.
 
-    `errors` has ERROR_COLUMNS. There is a line for each entry of `STYLES` that has errors.
+    Values are means over seeds with 90% t-intervals. `errors` has ERROR_COLUMNS. Each entry of
+    `STYLES` with errors is a line.
     """
     of_size, figure, lines = by_class(errors[errors["size"] == size]), go.Figure(), []
     for (error_of, domain), style in STYLES.items():

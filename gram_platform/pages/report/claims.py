@@ -1,4 +1,4 @@
-"""Shows the verdict on every claim at every size, and the differences behind the verdicts."""
+"""Shows the verdict on every claim at every size, and the measured differences behind it."""
 
 import math
 from collections import defaultdict
@@ -65,9 +65,9 @@ def claim_sections(study: Results) -> list[Section]:
 
 
 def verdict_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[Section]:
-    """Shows verdicts, then differences. Returns [] without claims.
+    """Shows verdicts, then differences. Returns [] if there are no claims.
 
-    A collapsed block above the verdicts has the rule of the verdicts and `note`.
+    A collapsed block above the verdicts has `note` and explains how claims are judged.
     """
     if claims.empty:
         return []
@@ -89,11 +89,11 @@ def verdict_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[
 
 
 def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
-    """Makes a table with a row for each claim, profile and variant, and a column for each size.
+    """Tabulates verdicts: a row per claim, profile and variant, and a column per size.
 
-    Verdicts on claims that compare sizes are in the column OVER_SIZES. A study without sizes has a
-    column `verdict`. If there are several profiles, they are the last column, since a phone shows
-    only the first columns.
+    Verdicts on claims that compare sizes are in the column OVER_SIZES. A study without sizes has
+    one column `verdict`. If there are several profiles, their column is the last, because a phone
+    shows only the first columns.
     """
     names = list(select_columns(claims, ("claim", PROFILE, VARIANT)))
     texts = list(select_columns(claims, ("published", EXPLANATION)))
@@ -127,7 +127,7 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
 
 
 def select_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
-    """Selects the columns of `order` that exist, except empty columns of OPTIONAL_COLUMNS."""
+    """Selects the columns of `order` that exist. Drops empty columns in OPTIONAL_COLUMNS."""
     columns = claims.filter(list(order))
     is_empty = (columns.isna() | (columns == "")).all() & columns.columns.isin(OPTIONAL_COLUMNS)
     return columns.loc[:, ~is_empty]
@@ -140,20 +140,20 @@ LOOKS = {
     NOT_MEASURABLE: (GREY, "diamond-open"),
     "": (GREY, "circle-open"),
 }
-# Lines of texts and differences in one figure, which fits a printed page.
+# Lines of text and differences in a figure that fits a printed page.
 MOST_LINES = 30
-# Letters in a line of a claim's text, which fits a phone.
+# Letters in a line of a claim's text that fits a phone.
 MOST_LETTERS = 54
 # The heights of a line, and of title, axis and legend, in pixels.
 LINE_HEIGHT, FRAME_HEIGHT = 18, 150
 
 
 def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
-    """Draws the differences of every claim below its text, in figures of about MOST_LINES lines.
+    """Draws each claim's differences below its text, in figures of about MOST_LINES lines.
 
-    `claims` has the columns of `claims_frame` and may have `profile`, `size` and `variant`. All
-    figures have the same horizontal axis. The range in which a claim holds is shaded. Thin lines
-    are intervals that include the unit's error.
+    `claims` has the columns of `claims_frame` and optionally `profile`, `size` and `variant`. All
+    figures share one horizontal axis. The range where a claim holds is shaded. Thin lines are
+    intervals that include the unit's error.
     """
     rows = claims.assign(**{name: "" for name in (PROFILE, VARIANT, "size") if name not in claims})
     numbers = rows[["difference", "low", "high", UNIT_ERROR]].values
@@ -171,7 +171,7 @@ def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
     groups = [of_claim for _, of_claim in by_claim]
     lines = np.array([*map(_count_lines, groups)])
     total, parts = lines.sum(), defaultdict(list)
-    # The middle of a group decides on its figure, so that all figures have about as many lines.
+    # The middle of a group selects its figure, so that figures have similar numbers of lines.
     places = (lines.cumsum() - lines / 2.0) * math.ceil(total / MOST_LINES) // total
     for of_claim, place in zip(groups, places, strict=True):
         parts[place].append(of_claim)

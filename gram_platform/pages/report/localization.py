@@ -1,4 +1,4 @@
-"""Reports the token study: on which tokens the loss rises when a domain is removed."""
+"""Reports the token study, which finds the tokens whose loss rises if a domain is removed."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,7 +66,7 @@ from gram_platform.store.data import open_corpus
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames, store_frames
 
-# The method whose model of core sets the scale of colours.
+# The method whose model of the profile core sets the colour scale.
 CALIBRATION_METHOD = "filtering"
 NUM_SHADED = 96
 SHADED = "The same text under every view, without and with this domain."
@@ -92,10 +92,10 @@ class TokenResults:
 def read_tokens(
     record: StudyRecord, store: Store, frames: Frames | None = None
 ) -> TokenResults | None:
-    """Analyses the stored token losses. Returns None until a baseline has token losses.
+    """Analyses the stored token losses. Returns None if no baseline has any.
 
-    The states of runs come from `frames`, or from the storage if `frames` is None. Token losses
-    always come from the storage.
+    Token losses always come from the storage. The states of runs come from `frames`, or from the
+    storage if `frames` is None.
     """
     views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
     done = {e["id"] for e in views if store.evaluation(e["id"]).result() is not None}
@@ -168,10 +168,10 @@ def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
-    """Draws the share of the loss increase on forgotten domains against the share of the tokens.
+    """Draws each method's cumulative share of the loss increase against the share of tokens.
 
-    Tokens with the largest increases come first, and only positive increases count. Each method has
-    a line. The dotted line is the control, and the thin line an even spread.
+    Tokens of forgotten domains are sorted by increase, largest first. Decreases are ignored. The
+    dotted line is the control. The thin line is an even spread.
     """
     rows = curves[(curves["size"] == size) & curves["class"].isin([FORGET, CONTROL])]
     figure = go.Figure()
@@ -199,9 +199,10 @@ def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
 
 
 def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
-    """Draws a bar for each method and class: the mean of `value` over profiles and domains.
+    """Draws the mean of `value` over profiles and domains as a bar for each method and class.
 
-    `value` is a key of TITLES. Retained domains have hatched bars. The dotted line is the control.
+    `value` is a key of TITLES. Bars of retained domains are hatched. The dotted line is the
+    control.
     """
     means = table[(table["profile"] == MEAN) & (table["size"] == size) & table[value].notna()]
     figure = go.Figure()
@@ -274,7 +275,7 @@ def _load(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
 def _load_control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[MeasuredTokens]:
     """Loads the next seed's baseline as the control of `seed`.
 
-    Returns [] unless `seed` and another seed have a baseline.
+    Returns [] if `seed` has no baseline or is the only seed with one.
     """
     baselines = {entry["tags"]["seed"]: entry for entry in of_size if _is_baseline(entry)}
     seeds = list(baselines)
@@ -287,10 +288,10 @@ def _load_control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[M
 def _shade_texts(
     store: Store, eval_id: str, measured: Sequence[MeasuredTokens], baseline: MeasuredTokens
 ) -> tuple[ShadedText, ...]:
-    """Shades the chosen texts, by default the beginning of each domain's first validation sequence.
+    """Shades the config's texts, or by default the start of each domain's validation data.
 
-    Each text has a row for the profiles core and core+domain of every method. The model that is
-    filtered to core sets the scale.
+    Each text has a row for each method's profiles core and core+domain. The filtering model of the
+    profile core sets the colour scale.
     """
     config = store.evaluation(eval_id).config()
     corpus = open_corpus(store, config["data_id"])

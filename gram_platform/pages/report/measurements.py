@@ -55,9 +55,9 @@ from gram_platform.tracking.views import Line
 
 @dataclass(frozen=True)
 class Presentation:
-    """How the results of a measurement are read and shown.
+    """Functions that read and show the results of a measurement.
 
-    Results are a dataclass with a text `source` and a frame `runs` made by `nodes_frame`.
+    Results are a dataclass that has a string `source`, and a frame `runs` from `nodes_frame`.
     """
 
     # Reads the frames, or without frames the storage. Returns None if there is nothing to show.
@@ -68,7 +68,7 @@ class Presentation:
     page: Callable[[StudyRecord, Any, Tracker | None], Page]
     # For a wide or a narrow terminal. By default a terminal gets the text.
     brief: Callable[[StudyRecord, Any, bool], Brief] | None = None
-    # The main result in a sentence and a small picture as SVG. Each may be "".
+    # Returns the main result in a sentence and a small SVG picture. Both can be "".
     describe: Callable[[Any], tuple[str, str]] = lambda results: ("", "")
     lines: Callable[[Any], Sequence[Line]] = lambda results: ()
     # Metrics of evaluations in MLflow, by id.
@@ -87,9 +87,9 @@ class Presentation:
         failures: Mapping[str, str],
         tracker: Tracker | None,
     ) -> dict[str, str]:
-        """Writes table.csv, study.json and the page's files, and logs them to a tracker.
+        """Writes table.csv, study.json and the page's files, and logs them if there is a tracker.
 
-        `failures` are {node id: message}. Returns {file name: path}.
+        `failures` is {node id: message}. Returns {file name: path}.
         """
         linked = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
         facts = (*record.facts, *describe_cordoned(store, record.name))
@@ -138,9 +138,9 @@ MEASUREMENTS = Table(
 def read_or_lost(
     record: StudyRecord, store: Store, tracker: Tracker, done: Collection[str]
 ) -> tuple[Any, Sequence[str]]:
-    """Returns (results or None, lost). `lost` has a line for each part that is lost.
+    """Returns (results or None, a line for each lost or damaged part).
 
-    `done` has the ids of the nodes that are done.
+    `done` contains the ids of the nodes that are done.
     """
     measurement = MEASUREMENTS[record.measurement]
     try:
@@ -152,7 +152,7 @@ def read_or_lost(
 
 
 class Mirrored(NamedTuple):
-    """The results of a study or a search as MLflow has them."""
+    """The results of a study or search, read from MLflow."""
 
     files: Mapping[str, str]
     text: str
@@ -160,10 +160,11 @@ class Mirrored(NamedTuple):
 
 
 def read_mirrored(study: str, tracker: Tracker) -> Mirrored | None:
-    """Reads a study or a search from MLflow. Returns None if MLflow has neither.
+    """Reads a study or search from MLflow. Returns None if MLflow has neither.
 
-    For a grid of learning rates and batch sizes, optima and laws are fitted again to the trials.
-    For other searches, the logged table is returned. May raise TrackingUnavailable.
+    For a grid of learning rates and batch sizes, fits optima and laws again to the logged trials.
+    For other searches, returns the logged table. Raises ValueError for studies that MLflow alone
+    cannot analyse.
     """
     if (plain := tracker.study_file(study, STUDY_FILE)) is not None:
         return _mirror_study(record_from_plain(parse_json(plain, dict)), tracker)

@@ -1,4 +1,4 @@
-"""Shows which module learns unlabelled text, and how ratios drop with more active modules."""
+"""Shows which modules learn unlabelled text, and how ratios drop as more modules are active."""
 
 from collections.abc import Mapping
 
@@ -47,15 +47,15 @@ MARGIN = 0.2
 NUMBERS_TEXT = """Compute ratio of core, and of the domains whose modules are on, against the number
 of modules on at once. Within a seed, the mean over the subsets of this size; error bars are 90%
 intervals over seeds."""
-DROPS = """The drop of a class from one module to all, in compute ratio: one less all, of the same
-seed. Less than GRAM: GRAM's drop less the method's, of the same seed; above 0 the method composes
-better. 90% t-intervals over seeds."""
+DROPS = """How far a class's compute ratio drops from one module to all, within a seed. “Less than
+GRAM” is GRAM's drop minus the method's, within a seed; above 0, the method composes better.
+Intervals are 90% t-intervals over seeds."""
 
 
 def absorption_sections(study: Results) -> list[Section]:
-    """Shows each module's share of the gradient, with a panel for each method and domain.
+    """Shows each module's share of the gradient, with a panel per method, size and domain.
 
-    Returns [] if the study has no probes of gradients.
+    Returns [] if no run measured gradient shares.
     """
     if study.absorption is None or study.absorption.empty:
         return []
@@ -79,7 +79,7 @@ def absorption_sections(study: Results) -> list[Section]:
 def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figure:
     """Draws each module's share of the squared gradient on batches of one domain.
 
-    `curves` are the rows of `share_curves` of one method and size. The band is the 90% interval
+    `curves` has the rows of `share_curves` for one method and size. The band is the 90% interval
     over seeds for the domain's own module.
     """
     rows, figure = curves[curves["domain"] == domain], go.Figure()
@@ -115,7 +115,7 @@ def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figur
 
 
 def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
-    """Tabulates final shares: a row for each domain's batches, a column for each module."""
+    """Tabulates final gradient shares, with a row per batch domain and a column per module."""
     rows, own = [], "its own module"
     names = [name for name in (VARIANT, "method", "size") if name in final]
     texts = map(interval_text, final["share"], final["low"], final["high"])
@@ -130,7 +130,7 @@ def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
 
 
 def composing_sections(study: Results) -> list[Section]:
-    """Shows core and retain against the number of active modules, and how far each class drops.
+    """Shows core and retain against the number of active modules, and the drop of each class.
 
     Returns [] for studies that do not vary the number of active modules.
     """

@@ -1,7 +1,7 @@
-"""Renders a page as one HTML document that loads nothing.
+"""Renders a page as one HTML file that loads no other files.
 
-The templates of `pages/templates` escape every text that is not `Markup`. A page with figures
-includes plotly.js. Figures are stored as JSON, and `page.js` draws a figure when it comes into
+The templates in `pages/templates` escape every text that is not `Markup`. A page with figures
+includes plotly.js. Figures are stored as JSON, and `page.js` draws each one when it scrolls into
 view.
 """
 
@@ -26,16 +26,16 @@ from gram_platform.analysis.ratios import ELICITED
 from gram_platform.analysis.tables import label_methods, table_csv
 from gram_platform.paper.verdicts import UNWRITTEN, verdicts_text
 
-# A cell with more letters may be broken into lines. An interval has 23.
+# Longer cells may wrap. An interval has 23 letters.
 LONG_TEXT = 26
 PLOTLY = "plotly.min.js"
-# So few sections need no table of contents.
+# A page with at most so many sections has no table of contents.
 FEW_SECTIONS = 3
 HOW_TO_READ = "How to read"
 SOURCE_ID = "source"
 REPORT_FILE, CLAIMS_FILE = "report.html", "claims.csv"
-# A tag in JSON that our figures do not have, such as <a>, which plotly would make a link. The < may
-# be escaped.
+# A tag in JSON that our figures do not use, such as <a>, which plotly would link. Its < may be
+# escaped.
 _OTHER_TAG = re.compile(
     r"(?<!\\)((?:\\\\)*)(?:<|\\u003c)(?!(?:/|\\u002f)?(?:b|i|br|sub|sup|extra)(?:>|\\u003e))"
 )
@@ -44,10 +44,10 @@ _ADDRESS = re.compile(r"https?://\S+|(\.\./)*\w[\w+.=@/-]*\.(html|csv)(#[\w/?=&.
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a page: a heading, a text, figures, markup and a table.
+    """A section of a page: a heading, text, figures, markup and a table.
 
-    If the table has the columns `<name>` and `<name>_url`, cells of `<name>` are links where
-    `<name>_url` has a web address or a relative address of an .html or .csv file.
+    If the table has columns `<name>` and `<name>_url`, the address in `<name>_url` turns the cell
+    of `<name>` into a link. Only web addresses and relative .html or .csv paths are accepted.
     """
 
     title: str
@@ -64,11 +64,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """The page of a study or a search, or the index. Blank lines in texts separate paragraphs.
+    """The page of a study or search, or the index. Blank lines in texts separate paragraphs.
 
-    `claims` is the content of `claims.csv`, None without claims. `source` names the command, code
-    and machine behind the numbers. `facts` says how the numbers were made. `answers` and `lead`
-    come before the other sections.
+    `claims` is the content of `claims.csv`, or None. `source` lists the command, code and machine
+    that produced the numbers. `facts` describes the settings. `answers` and `lead` come before all
+    other sections.
     """
 
     title: str
@@ -103,7 +103,7 @@ class Page:
         return page
 
     def html(self) -> str:
-        """Renders the document. Scripts run only with the page's nonce, a hash of its texts."""
+        """Renders the HTML. Only scripts with the page's nonce, a hash of its texts, can run."""
         has_claims = self.claims is not None and self.claims["verdict"].any()
         counted = [verdicts_text(Counter(self.claims["verdict"]))] if has_claims else []
         sections = self.all_sections
@@ -126,9 +126,9 @@ def section_by_size(
     table: pd.DataFrame,
     table_is_open: bool = False,
 ) -> Section:
-    """Makes a section that shows the figures of the last size and folds all others.
+    """Makes a section that shows the figures of the last size and collapses all others.
 
-    `figures` are {size: {name: figure}}.
+    `figures` is {size: {name: figure}}.
     """
     *others, last = figures
     folded = {name: figure for size in others for name, figure in figures[size].items()}
@@ -136,14 +136,14 @@ def section_by_size(
 
 
 def sections_html(sections: Sequence[Section], source: str = "") -> Markup:
-    """Renders sections in order. Figures and table rows link to the address `source`."""
+    """Renders sections in order. If `source` is set, figures and tables link to this address."""
     anchors = _anchors(section.title for section in sections)
     parts = zip(sections, anchors, strict=True)
     return render("sections.html", sections=parts, number=count().__next__, source=source)
 
 
 def terms_section(attacks: bool, intervals: str = "") -> Section:
-    """Explains the terms of a page. `intervals` selects the text on intervals in terms.html."""
+    """Explains a page's terms. `intervals` selects the paragraph on intervals in terms.html."""
     markup = render("terms.html", attacks=attacks, intervals=intervals)
     return Section(HOW_TO_READ, markup=markup)
 
@@ -153,7 +153,7 @@ def render(template: str, **values: object) -> Markup:
 
 
 def asset(name: str) -> str:
-    """Returns the text of `page.css`, `page.js` or plotly.js."""
+    """Returns the source of `page.css`, `page.js` or plotly.js."""
     if name == PLOTLY:
         return get_plotlyjs()
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
@@ -187,7 +187,7 @@ def _contents(sections: Sequence[Section]) -> Markup:
 
 
 def _anchors(titles: Iterable[str]) -> list[str]:
-    """Makes an id of each title. The second id of a repeated title ends in --2."""
+    """Returns an HTML id for each title. Repeated titles get the suffixes --2, --3 and so on."""
     anchors, counts = [], Counter()
     for anchor in map(anchor_of, titles):
         counts[anchor] += 1
@@ -196,23 +196,23 @@ def _anchors(titles: Iterable[str]) -> list[str]:
 
 
 def anchor_of(title: str) -> str:
-    """Makes the id of the first section with a title, such as `how-to-read` for "How to read"."""
+    """Returns the HTML id of the first section with a title: `how-to-read` for "How to read"."""
     return "-".join(re.findall(r"\w+", title.lower())) or "section"
 
 
 def _figure_json(figure: go.Figure) -> Markup:
-    """Writes a figure as JSON that cannot end its script element.
+    """Returns a figure's JSON, escaped so that it cannot close its script element.
 
-    Tags other than <b>, <i>, <br>, <sub>, <sup> and <extra> are escaped.
+    Tags other than <b>, <i>, <br>, <sub>, <sup> and <extra> are shown as text.
     """
     text = _OTHER_TAG.sub(r"\1&lt;", str(figure.to_json()))
     return Markup(text.replace("<", "\\u003c"))
 
 
 def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
-    """Returns (heads, rows of cells).
+    """Returns (header cells, rows of body cells).
 
-    A head is (CSS class, name). A cell is (CSS class, text, address or "").
+    A header cell is (CSS class, name). A body cell is (CSS class, text, address or "").
     """
     table = label_methods(table)
     heads, cells = [], []

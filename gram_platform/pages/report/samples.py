@@ -1,4 +1,4 @@
-"""Reports the samples study: prompts, and continuations with the topic kept and removed."""
+"""Reports the samples study: continuations of prompts with the topic kept and removed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class SampleResults:
 def read_samples(
     record: StudyRecord, store: Store, frames: Frames | None = None
 ) -> SampleResults | None:
-    """Reads every stored continuation. Returns None if there is none.
+    """Reads all stored continuations. Returns None if there are none.
 
     The states of runs come from `frames`, or from the storage if `frames` is None.
     """
@@ -83,7 +83,7 @@ def read_samples(
 
 
 def samples_text(record: StudyRecord, results: SampleResults) -> str:
-    """Writes the first prompt and its continuations for a terminal."""
+    """Formats the first prompt and its continuations for a terminal."""
     samples, names = results.samples, ["domain", "document"]
     # Core comes last.
     first = samples.loc[(samples["domain"] == CORE).idxmin()]

@@ -1,4 +1,4 @@
-"""Builds the page of a study, and the sections that the pages of measurements share."""
+"""Builds the report page of a study, and sections that other measurements' pages reuse."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -67,13 +67,12 @@ from gram_platform.paper.paper import (
 from gram_platform.paper.verdicts import TOO_LITTLE, UNJUDGED_PRESET
 from gram_platform.tracking import Tracker
 
-TREND = """The largest size is left out, and predicted by a power law in the parameter count through
-the means of the others, three at least, beside the measured value. 90% interval: t, degrees of
-freedom two fewer than sizes fitted. An interval is too narrow if the largest size has fewer seeds
-than the others."""
-ATTACKS = """Every view finetuned on a sample of each domain that it forgets, the same sample for
-all. The result is the best loss on validation data: this choice follows the paper and favours the
-attacker. No attack trains on validation data."""
+TREND = """A power law in the parameter count, fitted to the means of at least three smaller sizes,
+predicts the largest size. Intervals are 90% t-intervals, whose degrees of freedom are two fewer
+than the fitted sizes. They are too narrow if the largest size has fewer seeds than the others."""
+ATTACKS = """Each attack finetunes a view on a sample of a domain that it forgets, the same sample
+for all views. The result is the best validation loss, as in the paper, which favours the attacker.
+No attack trains on validation data."""
 ABOUT_FITS = f"""A fit is at its bound if the shift s0 is at an end of its range, and poor if its
 residual is above that of every published curve, {PUBLISHED_STEP_RMS[1]:.0%} of the steps."""
 NATS = """Mean validation losses with 90% t-intervals over seeds, lower is better, and their
@@ -84,14 +83,14 @@ AT_ITS_SCALE = (
 PUBLISHED_ROWS = """Rows marked published are computed in the same way from the losses that the
 paper's authors published."""
 CURVES, MISSING, RUNS = "Learning curves and their fits", "Missing", "Runs"
-# A warning's table with at most so many rows is open.
+# A warning's table with at most this many rows is open.
 FEW = 10
 
 
 def scaling_sections(study: Results) -> list[Section]:
     """Shows compute ratio against model size.
 
-    Returns [] if there is only one size and `aggregate_sections` shows its ratios as bars.
+    Returns [] for a study of one size whose ratios `aggregate_sections` already shows as bars.
     """
     table, profile = study.table, study.main_profile
     if len(set(table["size"])) == 1 and _find_mean_sizes(table):
@@ -111,7 +110,7 @@ def scaling_sections(study: Results) -> list[Section]:
 
 
 def aggregate_sections(study: Results) -> list[Section]:
-    """Shows each method's mean over profiles, next to the paper's printed or published means."""
+    """Shows the methods' means over profiles, next to the paper's printed or published means."""
     table, sizes = study.table, _find_mean_sizes(study.table)
     if not sizes:
         return []
@@ -142,9 +141,9 @@ def _find_mean_sizes(table: pd.DataFrame) -> list[str]:
 
 
 def profile_sections(study: Results) -> list[Section]:
-    """Shows the compute ratio on every domain as bars, with a figure for each method and size.
+    """Shows the compute ratio on every domain as bars, with a figure per method and size.
 
-    A study of every subset of modules shows only the profiles with no, one or all modules.
+    If a study has every subset of modules, shows only the subsets of no, one or all modules.
     """
     domains = shown = domain_table(study.analysis.ratios)
     if study.by_number is not None:
@@ -167,9 +166,9 @@ def profile_sections(study: Results) -> list[Section]:
 
 
 def trend_sections(study: Results) -> list[Section]:
-    """Predicts core and forget at the largest size from the other sizes.
+    """Predicts core and forget at the largest size from the smaller sizes.
 
-    Returns [] if no method has three other sizes.
+    Returns [] if no method has at least three smaller sizes.
     """
     table = study.table
     rows = table[(table["profile"] == study.main_profile) & ~table["method"].isin(HIDDEN)]
@@ -184,7 +183,7 @@ def trend_sections(study: Results) -> list[Section]:
 
 
 def paper_sections(study: Results) -> list[Section]:
-    """Tabulates our rows, then rows that the paper prints and rows that its authors published.
+    """Tabulates our rows next to the paper's printed rows and next to its authors' published rows.
 
     The printed rows are means over profiles or, in a study with variants, of the main profile.
     """
@@ -205,7 +204,7 @@ def paper_sections(study: Results) -> list[Section]:
 
 
 def curve_sections(study: Results) -> list[Section]:
-    """Shows the baselines' learning curves. They are collapsed in a study with variants."""
+    """Shows the baselines' learning curves, collapsed if the study has variants."""
     figures = curve_figures(study)
     shown, folded = ({}, figures) if study.record.varies else (figures, {})
     text = (
@@ -217,7 +216,7 @@ def curve_sections(study: Results) -> list[Section]:
 
 
 def curve_figures(study: Results) -> dict[str, go.Figure]:
-    """Draws learning curves and fits by size, variant and, if fitted separately, seed.
+    """Draws learning curves and fits by size, variant and (if fitted separately) seed.
 
     Variants with equal fits share a figure.
     """
@@ -255,7 +254,7 @@ def capabilities_section(study: Results) -> Section:
 
 
 def nats_sections(study: Results) -> list[Section]:
-    """Tabulates the losses. Returns [] for a published table, which has no losses."""
+    """Tabulates the losses in nats. Returns [] for published tables, which have no losses."""
     if IN_NATS[0] not in study.table:
         return []
     table = rename_variant(nats_table(study.table), study.record.varies)
@@ -270,7 +269,7 @@ def recovery_sections(study: Results) -> list[Section]:
 
 
 def attack_sections(study: Results) -> list[Section]:
-    """Lists the attacks in a collapsed table, since there are hundreds."""
+    """Lists the attacks in a collapsed table, because a study can have hundreds."""
     attacks = readable_attacks(study.runs)
     text = f"{ATTACKS} {_progress(study.runs[is_attack(study.runs)])}"
     return [Section("Attacks", text, table=attacks)] if len(attacks) else []
@@ -298,7 +297,7 @@ PAPER_COSTS = ("train_all", "active_mlp", "total_mlp_all")
 
 
 def cost_sections(study: Results) -> list[Section]:
-    """Tabulates the costs. Returns [] for numbers measured elsewhere, which have no costs."""
+    """Tabulates training costs. Returns [] for numbers measured elsewhere, which have none."""
     table = readable_costs(study.record.costs)
     if table.empty:
         return []
@@ -308,9 +307,9 @@ def cost_sections(study: Results) -> list[Section]:
 
 
 def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:
-    """Makes a row for each method and size, then the paper's rows of the same methods.
+    """Makes a row for each method and size, then the paper's rows for the same methods.
 
-    If there are rows of the paper, the column `from` says which rows are the paper's.
+    If the paper has such rows, the column `from` is `ours` or `paper`.
     """
     profiles = {cost["shown"] for cost in costs}
     of_shown = f"train FLOPs, {profiles.pop() if len(profiles) == 1 else 'one profile'}"
@@ -339,7 +338,7 @@ def _times(value: float | Sequence[float]) -> str:
 
 
 def study_page(record: StudyRecord, study: Results, tracker: Tracker | None) -> Page:
-    """Builds the page of a study. The page of an incomplete study names what is missing."""
+    """Builds a study's report page. For an incomplete study, the page lists what is missing."""
     lead, others = report_sections(study)
     answers = answer_study(study) + [TOO_LITTLE] * (record.preset == UNJUDGED_PRESET)
     return study_report(
@@ -348,9 +347,9 @@ def study_page(record: StudyRecord, study: Results, tracker: Tracker | None) -> 
 
 
 def report_sections(study: Results) -> tuple[list[Section], list[Section]]:
-    """Returns (sections that answer the question, all other sections).
+    """Returns (sections that answer the study's question, all other sections).
 
-    The page shows the set-up between the two.
+    The page shows the set-up between these two groups.
     """
     if study.record.varies:
         main, others = _variant_sections(study), _domain_sections(study)

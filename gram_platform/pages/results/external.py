@@ -1,7 +1,7 @@
-"""Reads and checks a folder of losses and curves that were measured elsewhere.
+"""Reads and validates a folder of losses and learning curves that were measured elsewhere.
 
-`docs/replicate.md` defines the format. Every error names the file, the row and the field. The
-header is row 1.
+`docs/replicate.md` defines the format. Error messages name the file, row and field. Row 1 is the
+header.
 """
 
 import csv
@@ -51,11 +51,11 @@ LOSS_COLUMNS = ["row", *VIEW_AND_DOMAIN, "loss"]
 CURVE_OF = ["study", VARIANT, "size", "seed", "domain"]
 OUTSIDE_CURVE_COLUMNS = ["row", *CURVE_OF, "step", "loss"]
 FLAGS = {"0": False, "1": True, "False": False, "True": True}
-# Other texts and larger numbers are names. Programs write 1 as 1.0 if the column has a gap.
+# Other texts and larger numbers are names. Some programs write 1 as 1.0 in columns with gaps.
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 SEED = re.compile(r"-?(0|[1-9]\d{0,39})(\.0*)?", re.ASCII)
 MOST_NUMBER = 10**40
-# Texts that programs write for a gap.
+# Texts that programs write for a missing value.
 NO_NUMBERS = ("nan", "inf", "infinity", "null", "none", "na", "n/a", "<na>")
 KNOWN_SIZES = {**SMOKE_SIZES, **GRID_DEMO_SIZES, **DEMO_SIZES, **STORIES_SIZES, **PAPER_SIZES}
 # The authors' names (agencyenterprise/modular-pretraining), and ours.
@@ -85,7 +85,7 @@ STUDY_NAMES = {
 
 @dataclass(frozen=True)
 class External:
-    """The content of a folder of losses. Methods and studies have this platform's names."""
+    """The content of a folder of losses. Methods and studies have the platform's own names."""
 
     folder: Path
     # LOSS_COLUMNS, a row for each view, domain and attack. `retained` has commas and no core.
@@ -97,9 +97,9 @@ class External:
 
 
 def read_external(folder: str | Path) -> External:
-    """Reads the folder's files. Raises ValueError for a fault in a file.
+    """Reads the folder's files. Raises ValueError if a file is missing or invalid.
 
-    `replication.py` checks the domains, which depend on the baselines.
+    `replication.py` checks the domains after it has found the baselines.
     """
     path = Path(os.path.realpath(local_path("folder", folder)))
     for name in (LOSSES_FILE, CURVES_FILE):
@@ -121,7 +121,7 @@ def read_external(folder: str | Path) -> External:
 
 
 def parameters_of(size: str) -> float:
-    """Returns the parameters of a known size. For other sizes, takes the number in the name.
+    """Returns the parameter count of a known size, or the number in any other size's name.
 
     Returns NaN if the name has no number.
     """
@@ -133,7 +133,7 @@ def parameters_of(size: str) -> float:
 
 @contextmanager
 def add_place(place: str) -> Iterator[None]:
-    """Puts a place, such as file and row, in front of the field of an InvalidField."""
+    """Prefixes the field of a raised InvalidField with `place`, such as a file and row."""
     try:
         yield
     except InvalidField as error:
@@ -198,7 +198,7 @@ def _method(name: str) -> str:
 
 
 def _read_profile(text: str) -> str:
-    """Writes `core+a+b` as `a,b`. A view of one expert, `a`, stays `a`."""
+    """Converts a profile `core+a+b` to `a,b`. A single expert's view, `a`, stays `a`."""
     names = [name.strip() for name in text.split("+")] if text else []
     if len(set(names)) < len(names) or "" in names:
         allowed = "domains joined by +, each once, such as core+virology; core for core alone"
@@ -276,9 +276,9 @@ def _read_names(cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
 
 
 def _spell_number(name: str) -> str:
-    """Spells equal numbers equally, so that variants and sizes match between the files.
+    """Normalises numbers, so that variants and sizes match between files.
 
-    0.50 becomes 0.5, and 64.0 and 6.4e1 become 64. Other names do not change.
+    0.50 becomes 0.5. 64.0 and 6.4e1 become 64. Other names are unchanged.
     """
     number = Decimal(name) if NUMBER.fullmatch(name) else None
     if number is None or abs(number) >= MOST_NUMBER:

@@ -1,4 +1,4 @@
-"""Defines the stored record and the results of a study, and publishes tables and reports."""
+"""Defines a study's stored record and its results, and publishes tables and reports."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,12 +29,12 @@ from gram_platform.tracking.views import Line, StudyLog, study_id, study_views
 
 # The records of a study and of a search in their folders.
 STUDY_FILE, SEARCH_FILE = "study.json", "search.json"
-# The address, from a report, of the page that knows where MLflow listens.
+# Path, relative to a report, of the page that redirects to MLflow.
 TO_DATABASE = "../../mlflow.html"
 
 
 class Entry(TypedDict):
-    """A node of a study, with the tags that one method gives it. The tags include `method`."""
+    """A node of a study, with the tags that one method gives it, including `method`."""
 
     id: str
     kind: str
@@ -61,7 +61,7 @@ UnitError = TypedDict(
 
 @dataclass(frozen=True)
 class Card:
-    """What the index of a storage shows of a study or a search, besides title and question."""
+    """Fields that a study or search shows in the index, besides its title and question."""
 
     # The main result in a sentence, or "".
     headline: str = ""
@@ -72,7 +72,7 @@ class Card:
 
 @dataclass(frozen=True)
 class StudyRecord(Description):
-    """The content of study.json. A node that several methods share has an entry for each."""
+    """The content of study.json. A node that several methods share has an entry per method."""
 
     # Sentences on how the study was run.
     facts: tuple[str, ...]
@@ -89,15 +89,15 @@ class StudyRecord(Description):
     variants: tuple[str, ...] = ()
     # A name in the table of measurements.
     measurement: str = LOSSES
-    # Each seed is compared with its own baseline, not with the baselines of all seeds.
+    # Compares each seed with its own baseline, not with those of all seeds.
     own_baseline: bool = False
     # The ids of runs with probes (see `module_shares`).
     probed: tuple[str, ...] = ()
-    # The page leads with compute ratios against the number of active modules.
+    # The page begins with compute ratios by number of active modules.
     by_modules: bool = False
     # See `analysis.calibration`.
     unit_errors: tuple[UnitError, ...] = ()
-    # The submissions that executed nodes, the newest last.
+    # The submissions that executed nodes, newest last.
     submissions: tuple[SubmissionRow, ...] = ()
     card: Card = Card()
 
@@ -132,10 +132,10 @@ def entries_of(nodes: Iterable[Node]) -> tuple[Entry, ...]:
 
 
 def tags_frame(entries: Iterable[Mapping], kind: str, view: Sequence[str] = VIEW) -> pd.DataFrame:
-    """Makes a frame of the entries of one kind, which is run, attack or evaluation.
+    """Returns a frame of all entries whose kind is `run`, `attack` or `evaluation`.
 
-    The columns are `id`, then the names that `view` lists, then `retained` and `elicited`. A
-    missing tag is "". Attacks do not count as runs.
+    The columns are `id`, then the names in `view`, then `retained` and `elicited`. Missing tags
+    are "". The kind `run` does not include attacks.
     """
     of_kind = [e for e in entries if ("attack" if ELICITED in e["tags"] else e["kind"]) == kind]
     rows = [{"retained": "", ELICITED: "", **entry["tags"], "id": entry["id"]} for entry in of_kind]
@@ -156,7 +156,7 @@ def load_record(store: Store, name: str) -> StudyRecord:
 
 
 def readable_record(store: Store, name: str) -> StudyRecord | None:
-    """Reads a study's record. Returns None for a search, and warns of a damaged file."""
+    """Reads a study's record. Returns None for a search and, with a warning, if it is damaged."""
     try:
         return load_record(store, name) if store.study_dir(name).exists(STUDY_FILE) else None
     except ValueError as error:
@@ -165,7 +165,7 @@ def readable_record(store: Store, name: str) -> StudyRecord | None:
 
 
 def record_from_plain(plain: Mapping, place: str = STUDY_FILE) -> StudyRecord:
-    """Decodes study.json. Raises InvalidField, which names the wrong field and the file `place`."""
+    """Decodes study.json. Raises InvalidField with the wrong field and the file `place`."""
     try:
         record = from_plain(StudyRecord, plain)
         for entry in record.entries:
@@ -183,8 +183,8 @@ def record_from_plain(plain: Mapping, place: str = STUDY_FILE) -> StudyRecord:
 class Results:
     """The analysed results of a study, which may be incomplete.
 
-    `runs` has a row for each run, evaluation or attack, in the order of the study. Only attacks
-    have a non-empty `elicited`.
+    `runs` has a row for each run, then each evaluation, then each attack that has begun. Only
+    attacks have a value in `elicited`.
     """
 
     record: StudyRecord
@@ -199,8 +199,7 @@ class Results:
     absorption: pd.DataFrame | None = None
     # ERROR_COLUMNS, in the study `calibration`.
     errors: pd.DataFrame | None = None
-    # The published table of the same methods, as table.csv. Its sizes are in the record's
-    # parameters.
+    # Published table of the same methods, as table.csv. Its sizes are in `record.parameters`.
     published: pd.DataFrame | None = None
 
     @cached_property
@@ -216,7 +215,7 @@ class Results:
 
     @property
     def main_profile(self) -> str:
-        """The record's profile if the table has it, otherwise the one that most methods have."""
+        """The record's profile if the table has it, otherwise what `choose_profile` returns."""
         profile = self.record.profile
         return profile if (self.table["profile"] == profile).any() else choose_profile(self.table)
 
@@ -230,7 +229,7 @@ def study_log(
 ) -> StudyLog:
     """Collects what a study logs to MLflow: `files` and study.json, figures, lines and metrics.
 
-    MLflow draws the `lines`. `ratios` are {evaluation id: metrics}.
+    MLflow plots the `lines`. `ratios` is {evaluation id: metrics}.
     """
     files = {**files, STUDY_FILE: record.to_json()}
     is_drawn = any(line.tags["profile"] == record.profile for line in lines)
@@ -244,7 +243,7 @@ def study_log(
 
 
 def publish_files(study: StudyLog, store: Store, tracker: Tracker | None) -> dict[str, str]:
-    """Writes and logs the files of a study or a search. Returns {file name: path}."""
+    """Writes a study's or search's files, and logs them to `tracker`. Returns {file name: path}."""
     folder = store.study_dir(study.name)
     folder.write_whole(study.files)
     if tracker is not None:
@@ -258,7 +257,7 @@ def write_or_log(
     tracker: Tracker | None,
     say: Callable[[str], None],
 ) -> dict[str, str]:
-    """Calls `write` with the tracker. If MLflow is unreachable, calls `write(None)` instead."""
+    """Calls `write(tracker)`. If MLflow is unreachable, calls `write(None)` instead."""
     try:
         return write(tracker)
     except TrackingUnavailable as error:
@@ -269,19 +268,19 @@ def write_or_log(
 def with_links(
     runs: pd.DataFrame, failures: Mapping[str, str], links: Mapping[str, str]
 ) -> pd.DataFrame:
-    """Adds `run_id`, `run_id_url` (from `links`) and `error` (from `failures`), by node id."""
+    """Adds the columns `run_id`, `run_id_url` (from `links`) and `error` (from `failures`)."""
     errors = [failures.get(node_id, "") for node_id in runs["id"]]
     return runs.assign(run_id_url=runs["id"].map(links), run_id=runs["id"], error=errors)
 
 
 def mlflow_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> dict[str, str]:
-    """Returns {node id: MLflow address}. If MLflow is a database, addresses begin with `pages`."""
+    """Returns {node id: MLflow address}. For an MLflow database, addresses begin with `pages`."""
     runs = {} if tracker is None else tracker.runs()
     return {node_id: tracker.run_url(run.info.run_id, pages) for (_, node_id), run in runs.items()}
 
 
 def run_links(tracker: Tracker | None) -> tuple[dict[str, str], str]:
-    """Returns (links, note). The note says how to open the links to MLflow, or why none exist."""
+    """Returns (links, note). The note explains how to open the links, or why there are none."""
     why = "no server was named, and the storage has no database"
     if tracker is not None:
         try:
@@ -292,14 +291,14 @@ def run_links(tracker: Tracker | None) -> tuple[dict[str, str], str]:
 
 
 def links_note(tracking_uri: str) -> str:
-    """Says how to open links into an MLflow database, or returns "" for a server."""
+    """Explains how to open links into an MLflow database. Returns "" for a server."""
     if tracking_uri.startswith("http"):
         return ""
     return f"Links to MLflow open while this command runs: {explain_opening(tracking_uri)}"
 
 
 def sizes_text(parameters: Mapping[str, float]) -> str:
-    """Lists the parameter count of each size, or returns "" without a size."""
+    """Lists the parameter count of each size. Returns "" if there are no sizes."""
     counts = ", ".join(f"{size}: {count:,.0f} parameters" for size, count in parameters.items())
     return f"Sizes are names, of dense models with these counts: {counts}." if counts else ""
 

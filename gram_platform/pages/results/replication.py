@@ -1,6 +1,6 @@
-"""Analyses losses that were measured elsewhere in the same way as the platform's own studies.
+"""Applies the analysis of the platform's own studies to losses that were measured elsewhere.
 
-Facts that the losses do not show come from a study's known declaration or from studies.json.
+Facts that the losses lack come from the known declaration of a study or from studies.json.
 """
 
 import json
@@ -55,14 +55,14 @@ from gram_platform.paper.paper import (
 )
 from gram_platform.paper.verdicts import EXPLANATION, JUDGEMENT_COLUMNS
 
-# Names that `varies` may not have, since its tables have such columns.
+# Names that `varies` must not have, because tables have such columns.
 NOT_NAMES = (*TABLE_COLUMNS, *JUDGEMENT_COLUMNS, "seed", "retained", "domain", "class")
 NOT_NAMES += (*NATS_COLUMNS, "compute_ratio", "runs", "from", "paper", "published", EXPLANATION)
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """A study's fields in studies.json."""
+    """The fields of one study in studies.json."""
 
     title: str
     question: str = ""
@@ -71,12 +71,12 @@ class Declaration:
     unit: str = ""
     # Each seed is compared with its own baseline.
     own_baseline: bool = False
-    # The study that lends baselines to sizes without any. By default the only one that can.
+    # The study whose baselines serve sizes without any. By default the only possible one.
     baseline_from: str = ""
     # The paper's study whose claims are judged.
     compare_with: str = ""
     profile: str = ""
-    # The page leads with compute ratios against the number of active modules.
+    # The page begins with compute ratios by number of active modules.
     by_modules: bool = False
 
     def record(
@@ -87,7 +87,7 @@ class Declaration:
         variants: tuple[str, ...],
         unit: str,
     ) -> StudyRecord:
-        """Makes the record of a study without runs. Ratios are against the baselines of `unit`."""
+        """Makes the record of a study without runs, compared with the baselines of `unit`."""
         fields = {**vars(self), "unit": unit, "varies": self.varies if variants else ""}
         del fields["baseline_from"]
         return StudyRecord(
@@ -110,14 +110,14 @@ def read_known_studies() -> dict[str, Declaration]:
 
 
 def declarations(external: External) -> dict[str, Declaration]:
-    """Returns {study: declaration}, known studies first. Raises ValueError for bad declarations."""
+    """Returns {study: declaration}, known studies first. Raises ValueError for invalid fields."""
     names, known = list(dict.fromkeys(external.losses["study"])), list(read_known_studies())
     names.sort(key=lambda name: known.index(name) if name in known else len(known))
     return {name: declaration(name, external.declared.get(name, {}), names) for name in names}
 
 
 def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
-    """Returns the known declaration of a study. The fields `given` in studies.json override it."""
+    """Returns the known declaration of a study, updated with the fields `given` in studies.json."""
     known = read_known_studies().get(name, Declaration(name))
     if name in CLAIMS and not known.compare_with:
         known = replace(known, compare_with=name)
@@ -135,7 +135,7 @@ def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The baselines of one study, size and variant."""
+    """The baseline losses and curves of one study, size and variant."""
 
     study: str
     losses: pd.DataFrame
@@ -161,10 +161,9 @@ class BaselineRules:
     def of(self, study: str, size: str, variant: str) -> Baseline:
         """Returns the baseline that a variant is compared with.
 
-        The first of these that exists is used: the unit's baseline, the variant's baseline, a
-        baseline without a variant, the only baseline. If a study has no baselines at a size,
-        another study's are used. Raises ValueError if there are no baselines, or if the choice is
-        ambiguous.
+        Uses the first that exists: the unit's baseline, the variant's, one without a variant, the
+        only baseline. If the study has no baseline at this size, uses another study's. Raises
+        ValueError if there is no baseline, or if the choice is ambiguous.
         """
         source = study if self._variants(self.losses, study, size) else self._lender(study, size)
         options = self._variants(self.losses, source, size)
@@ -183,7 +182,7 @@ class BaselineRules:
         return Baseline(source, losses, curves, curves_from)
 
     def unit(self, study: str, size: str) -> str:
-        """Returns the declared unit, or the only variant whose name contains the unit, or ""."""
+        """Returns the declared unit, or the only variant whose name contains it, or "" if none."""
         unit, options = self.declared[study].unit, self._variants(self.losses, study, size)
         similar = [option for option in options if unit and unit in option]
         return unit if unit in options else similar[0] if len(similar) == 1 else ""
@@ -205,10 +204,10 @@ class BaselineRules:
     def _curves(
         self, study: str, size: str, variant: str, losses: pd.DataFrame
     ) -> tuple[str, pd.DataFrame]:
-        """Returns (study that has the curves, curves) of a baseline. Without curves they are empty.
+        """Returns (study that has the curves, curves) of a baseline.
 
-        The first of these that exist are used: the variant's curves, other curves of the study if
-        they are unambiguous, the curves of another study's baseline with equal losses.
+        Uses the first that exist: the variant's curves, other curves of the study if unambiguous,
+        the curves of another study's baseline with equal losses. Otherwise the curves are empty.
         """
         is_only = len(self._variants(self.losses, study, size)) == 1
         options = self._variants(self.curves, study, size)
@@ -240,7 +239,7 @@ NO_CURVES = pd.DataFrame(columns=["size", "seed", "step", "domain", "loss"])
 
 @dataclass(frozen=True)
 class ExternalStudy:
-    """A study from a folder of losses, before curves are fitted."""
+    """A study read from a folder of losses, before its curves are fitted."""
 
     record: StudyRecord
     losses: StudyLosses
@@ -248,7 +247,7 @@ class ExternalStudy:
 
 
 def prepare(external: External) -> list[ExternalStudy]:
-    """Prepares all studies of a folder. Raises ValueError if a domain or size has no baselines."""
+    """Prepares all studies of a folder. Raises ValueError for bad baselines, domains or fields."""
     declared = declarations(external)
     baselines = BaselineRules(external, declared)
     return [_prepare(name, external, declared[name], baselines) for name in declared]
@@ -291,7 +290,7 @@ def _prepare(
     points["run_id"] = points["study"] + " " + points["size"] + " seed " + points["seed"]
     points = points[["run_id", VARIANT, "size", "seed", "step", "domain", "loss"]]
     views, points, attacks = (frame.drop(columns=dropped) for frame in (views, points, attacks))
-    # All seeds of a method and size have the same profiles, so that `missing` names lost ones.
+    # Expects every profile for all seeds of a method and size, so that `missing` lists lost ones.
     names = [name for name in (VARIANT, "method", "size") if name in views]
     declared = views[[*names, "profile", "retained"]].drop_duplicates()
     declared = declared.merge(views[[*names, "seed"]].drop_duplicates(), on=names)
@@ -299,9 +298,9 @@ def _prepare(
 
 
 def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
-    """Computes the tables and claims of a study. `is_beside` adds the published table.
+    """Computes the tables and claims of a study. If `is_beside`, adds the published table.
 
-    The intervals treat the fitted curve as exact, as the published intervals do.
+    Intervals treat the fitted curve as exact, as the published intervals do.
     """
     record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=NO_NOTES.columns)
     analysis = analyse_study(record, prepared.losses, CURVE_FIXED)
@@ -361,7 +360,7 @@ def _variants_of(rows: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _in_every_variant(losses: pd.DataFrame, variants: tuple[str, ...]) -> pd.DataFrame:
-    """Copies rows without a variant into every variant, except baselines (see `BaselineRules`)."""
+    """Copies rows without a variant into every variant, but leaves baselines to `BaselineRules`."""
     plain = losses[losses[VARIANT] == ""]
     if not variants or plain.empty:
         return losses

@@ -1,4 +1,4 @@
-"""Reads a study's losses, and writes its tables for a terminal."""
+"""Reads a study's losses, judges its claims, and formats its tables for a terminal."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -62,9 +62,9 @@ from gram_platform.tracking.views import RATIO, Line
 def read_results(
     record: StudyRecord, store: Store | None, frames: Frames | None = None
 ) -> Results | None:
-    """Analyses every complete node. Returns None if no evaluation or no baseline's curve exists.
+    """Analyses all complete nodes. Returns None if there is no evaluation or no baseline curve.
 
-    Without `frames`, the storage is read. Without `store`, shares of modules are left out.
+    Reads the storage if `frames` is None. Leaves out the modules' shares if `store` is None.
     """
     if frames is None:
         frames = store_frames(store, record.ids, record.curve_runs)
@@ -95,10 +95,10 @@ def read_results(
 def lost_rows(
     record: StudyRecord, store: Store, results: Results | None, done: Collection[str]
 ) -> list[str]:
-    """Names the `done` nodes whose files are lost or damaged, and says how to restore the files.
+    """Lists nodes in `done` with lost or damaged files, and explains how to restore the files.
 
-    Submitting the study again does not run these nodes again. A curve that MLflow still has is not
-    lost.
+    Submitting again does not rerun such nodes unless their folders are removed. A curve is not lost
+    if MLflow still has it.
     """
     entries = {e["id"]: e for e in record.entries if e["id"] in done}
     readable = entries.keys() if results is None else set(results.runs["id"])
@@ -130,12 +130,12 @@ def analyse_study(record: StudyRecord, losses: StudyLosses, intervals: str = JAC
 
 
 def judge_study(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
-    """Judges the published claims about a study, and adds verdicts on the published numbers.
+    """Judges the paper's claims about a study, and adds verdicts on the published numbers.
 
-    The profile is the record's even if the table lacks it, because the profile must be chosen
-    before there are data. A study without claims of the paper is judged on whether retain is above
-    forget, as means over profiles. Numbers measured elsewhere are judged over seeds only, since the
-    error of their unit is not known.
+    Uses the record's profile even if the table lacks it, because the profile must be chosen before
+    there are data. If the paper makes no claims about the study, judges whether retain is above
+    forget, averaged over profiles. Judges numbers measured elsewhere over seeds alone, because
+    their unit's error is unknown.
     """
     errors = errors_by_class(record.unit_errors) if record.preset else None
     if (study := record.compare_with) in CLAIMS:
@@ -150,7 +150,7 @@ def judge_study(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
 
 
 def summary_text(record: StudyRecord, results: Results) -> str:
-    """Writes the tables for a log, with the paper's tables if the study is compared with them."""
+    """Formats the tables for a log, and the paper's tables if the study is compared with them."""
     table = results.analysis.table
     if table.empty:
         missing = results.analysis.missing.to_numpy()
@@ -189,9 +189,9 @@ def format_table(table: pd.DataFrame) -> str:
 
 
 class Brief(NamedTuple):
-    """A summary for a terminal: tables by title, counts of verdicts, a warning and a text.
+    """A summary for a terminal: tables by title, verdict counts, a warning and a text.
 
-    The most important columns come first, since a narrow terminal leaves out the last columns.
+    The most important columns come first, because a narrow terminal omits the last ones.
     """
 
     tables: Mapping[str, pd.DataFrame]
@@ -201,9 +201,9 @@ class Brief(NamedTuple):
 
 
 def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief:
-    """Summarises the means over profiles and the compared profile.
+    """Summarises the means over profiles and the main profile.
 
-    If there is only one size, the column of sizes is left out. The same holds for variants.
+    Omits the column `size` or `variant` if it has only one value.
     """
     table, text, tables = results.analysis.table, interval_text if is_wide else short_text, {}
     for profile in dict.fromkeys((MEAN, results.main_profile)) if len(table) else ():
@@ -221,7 +221,7 @@ def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief
 def with_values(
     frame: pd.DataFrame, names: Iterable[str], text: Callable[..., str]
 ) -> dict[str, list[str]]:
-    """Returns {name: texts} of the columns that have values. `text` writes values and intervals."""
+    """Returns {name: cell texts} for columns with values. `text` formats a cell."""
     return {n: interval_texts(frame, n, text) for n in names if frame[n].notna().any()}
 
 
@@ -233,12 +233,12 @@ def count_verdicts(claims: pd.DataFrame | None) -> Mapping[str, int]:
 def join_tags(
     tags: pd.DataFrame, frame: pd.DataFrame, how: Literal["inner", "left"] = "inner"
 ) -> pd.DataFrame:
-    """Joins `tags` and a frame by `id`. Columns that both have are taken from `tags`."""
+    """Joins `tags` and `frame` on `id`. If both have a column, keeps that of `tags`."""
     return tags.merge(frame.drop(columns=tags.columns.drop("id"), errors="ignore"), how, on="id")
 
 
 def join_attacks(tags: pd.DataFrame, complete: pd.DataFrame) -> pd.DataFrame:
-    """Makes the frame of attacks for `analyse`. The loss of an attack without a result is NaN."""
+    """Returns the attacks in the form that `analyse` needs, with loss NaN if there is no result."""
     rows = _with_best_loss(join_tags(tags, complete, "left"))
     return rows.rename(columns={"best_loss": "loss"}).assign(run_id=rows["id"])
 
@@ -250,14 +250,14 @@ def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
 
 
 def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
-    """Lists every node that has begun: runs, then evaluations, then attacks."""
+    """Returns a row for each node that has begun: runs, then evaluations, then attacks."""
     parts = [join_tags(record.tags(kind), frame) for kind in ("run", "evaluation", "attack")]
     parts[-1] = _with_best_loss(parts[-1])
     return pd.concat(parts, ignore_index=True).drop_duplicates("id", ignore_index=True)
 
 
 def ratio_lines(results: Results) -> list[Line]:
-    """Returns the lines of compute ratio against size that MLflow draws."""
+    """Returns the lines that MLflow plots: compute ratio against size."""
     record, table, lines = results.record, results.analysis.table, []
     columns = [name + end for name in CLASSES for end in ENDS]
     names = ["method", *([VARIANT] if record.variants else []), "profile"]
@@ -273,8 +273,8 @@ def ratio_lines(results: Results) -> list[Line]:
 def seed_ratios(results: Results) -> dict[str, dict[str, float]]:
     """Returns the metrics of each evaluation as {evaluation id: {metric: value}}.
 
-    `ratio/<class>` is the mean compute ratio of a class. `steps_to_50/<domain>` and the like say
-    how fast an attack recovers a domain.
+    `ratio/<class>` is the mean compute ratio of a class. Metrics such as `steps_to_50/<domain>`
+    measure how fast an attack recovers a domain.
     """
     views = results.record.tags("evaluation")
     names = [name for name in (VARIANT, *VIEW) if name in views]

@@ -1,4 +1,4 @@
-"""Describes the trials of a search for MLflow, from files that its submission has written."""
+"""Converts a search's trials for MLflow, from the files that its submission wrote."""
 
 import io
 import math
@@ -44,7 +44,7 @@ MLFLOW_PARAMS = ("search_id", "preset", "data_id")
 def trials_log(
     name: str, params: Mapping[str, str], trials: bytes, columns: TrialColumns
 ) -> StudyLog:
-    """Collects what MLflow shows of a `trials.csv`: trials, saved views and tags of runs."""
+    """Collects what MLflow shows of a `trials.csv`: trials, saved views and run tags."""
     # Ids may look like numbers.
     texts = dict.fromkeys([SEARCH, TRIAL, RUNS, *columns.groups], "str")
     frame, identity = pd.read_csv(io.BytesIO(trials), dtype=texts), study_id(name, params)
@@ -63,7 +63,7 @@ def trials_log(
 
 
 def trial_entries(trials: pd.DataFrame, columns: TrialColumns) -> list[TrialEntry]:
-    """Returns the trials that have begun, named by the values that differ between trials."""
+    """Returns the trials that have begun. Their names list values that differ between trials."""
     varied = [*columns.groups, *columns.parameters, *({"seed"} & {*trials})]
     named, (first, *_) = [name for name in varied if trials[name].nunique() > 1], columns.objectives
     entries, seen = [], Counter[str]()
@@ -99,7 +99,7 @@ def _short(name: str, value: object) -> str:
 
 
 def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
-    """Returns {run id: {search tag: trials}}, the trials of a `trials.csv` that use each run."""
+    """Returns {run id: {search tag: trials that use the run}} from a `trials.csv`."""
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     frame = pd.read_csv(io.BytesIO(trials), dtype="str", keep_default_na=False)
     for search, trial, runs in frame[[SEARCH, TRIAL, RUNS]].itertuples(index=False):
@@ -112,9 +112,9 @@ def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
 
 
 def sync_trials(store: Store, tracker: Tracker) -> int:
-    """Sends the trials of all searches to MLflow. Returns the number of trials.
+    """Logs the trials of all searches to MLflow. Returns their number.
 
-    Warns of damaged files.
+    Warns about damaged files and skips them.
     """
     num_trials = 0
     for name in store.list_studies():
