@@ -65,7 +65,7 @@ class State(StrEnum):
     # No node of a trial has started.
     WAITING = "waiting"
     ABSENT = "absent"
-    # The storage has nothing of a study's node.
+    # The storage has no trace of a study's node.
     MISSING = "missing"
 
 

@@ -100,7 +100,7 @@ def remove_whole(path: str | Path) -> None:
 def require_plain(folder: str | Path) -> None:
     """Raises ValueError if a storage folder is, or contains, a link, pipe, socket or device.
 
-    Anybody with write access to the storage can create a link to any path on this machine.
+    Anyone with write access to the storage can create a link to any path on this machine.
     """
     if (kind := kind_of(folder)) not in (A_FOLDER, ""):
         raise unplain(folder, kind, A_FOLDER)

@@ -171,7 +171,7 @@ def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
 
 
 def suggest(value: object, choices: Iterable[str]) -> str:
-    """Suggests choices similar to a misspelt value, in tyro's wording. Returns "" if none are."""
+    """Suggests choices similar to a misspelt value, in tyro's wording, or returns ""."""
     spelt = {choice.lower(): choice for choice in choices}
     similar = difflib.get_close_matches(str(value).lower(), spelt, cutoff=SIMILAR)
     return f". Perhaps you meant: {', '.join(spelt[name] for name in similar)}" if similar else ""
@@ -282,7 +282,7 @@ def absolute_place(field: str, place: str) -> str:
 
 
 def parse_with(parse: Callable[[Any], Any], text: str | bytes) -> Any:
-    """Returns `parse(text)`. Raises ValueError if it is nested more than `DEEPEST` levels deep.
+    """Returns `parse(text)`. Raises ValueError if that is nested deeper than `DEEPEST` levels.
 
     Python's recursion limit prevents comparing, printing or writing deeper values.
     """

@@ -215,7 +215,7 @@ class Law:
         return f"fitted to {self.num_sizes} sizes, at least {FEWEST_SIZES} are needed"
 
     def times_beyond(self, num_parameters: float) -> float:
-        """Returns how many times a model exceeds the fitted range at either end, or 1 inside it."""
+        """Returns the factor between a model's size and the fitted range, or 1 within it."""
         if not self.num_sizes:
             return math.inf
         return max(num_parameters / self.largest, self.smallest / num_parameters, 1.0)

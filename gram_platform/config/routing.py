@@ -1,8 +1,8 @@
 """Plans the domain, route and sequences of every micro-batch of a run.
 
 The schedule depends only on the config. Hashes of the seed and a counter replace a random
-generator, so all ranks have the same schedule, also after interruptions. A keyed permutation maps a
-micro-batch's cursor to its sequences, so no shuffled indices are stored.
+generator, so the schedule is the same on all ranks and after interruptions. A keyed permutation
+maps a micro-batch's cursor to its sequences, so no shuffled indices are stored.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ def hash_key(*parts: object) -> int:
 
 
 def hash_counters(key: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """Returns SplitMix64's output number `counter` for each counter, as uint64.
+    """Returns, for each counter n, output number n of SplitMix64, as uint64.
 
     The generator (Steele et al., 2014) is seeded with `key`, which may be an array of uint64 with
     one key for each counter.
@@ -133,9 +133,9 @@ class Schedule:
     def _draw_companions(self) -> np.ndarray:
         """Draws each unit's companions, and returns them as bits of int64 [num_units].
 
-        Companions are active modules other than the unit's own. In the config, a core batch has one
-        companion (the paper), a random subset [ours] or all modules. `_route` decides which
-        companions are trained.
+        Companions are active modules other than the unit's own. Core batches with companions have
+        one (the paper), a random subset [ours] or all modules. `_route` decides which companions
+        are trained.
         """
         routing, num_subsets = self.config.routing, 1 << len(self._modules)
         beside = np.zeros(len(self._units), dtype=np.int64)

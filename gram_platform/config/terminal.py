@@ -42,6 +42,6 @@ def warn(text: str, stacklevel: int = 1) -> None:
 
 
 def one_line(text: object) -> str:
-    """Joins a text's lines into one, masks secrets, and truncates it to LONGEST_CELL."""
+    """Joins a text's lines into one, masks secrets, and truncates it to `LONGEST_CELL`."""
     line = " ".join(mask_secrets(str(text)).split())
     return line if len(line) <= LONGEST_CELL else f"{line[:LONGEST_CELL]}..."

@@ -1,4 +1,4 @@
-"""Reads text, JSON and TOML files of users. Errors include the file, line and field."""
+"""Reads users' text, JSON and TOML files. Errors include the file, line and field."""
 
 import contextlib
 import errno

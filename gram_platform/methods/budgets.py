@@ -214,7 +214,7 @@ def compute_lambda(setting: Setting, model: ModelConfig) -> float:
 
 
 def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:
-    """Counts a run's compute_units over all steps or the first `num_steps`, with companions."""
+    """Counts a run's compute_units, including companions, in the first `num_steps` (default: all)."""
     tokens, counts = run.micro_batch * run.model.seq_len, route_counts(run, num_steps)
     units = sum(
         compute_units(run.model, n * tokens, dict(route.active)) for (_, route), n in counts.items()
@@ -228,7 +228,7 @@ def add_teacher(run: RunConfig, units: int) -> int:
 
 
 def run_flops(run: RunConfig, num_steps: int | None = None) -> int:
-    """Counts a run's hardware_flops over all steps or the first `num_steps`."""
+    """Counts a run's hardware_flops in the first `num_steps` (default: all)."""
     total = 0
     for (_, route), count in route_counts(run, num_steps).items():
         active = tuple(dict(route.active))

@@ -28,7 +28,7 @@ def plan_attacks(
 ) -> dict[str, RunConfig]:
     """Plans an attack on each domain that the profile removes.
 
-    Returns {} if the options exclude the profile or all attacks.
+    Returns {} if the options include no attacks on the profile.
     """
     options = setting.options.elicitation
     if options is None or (options.compared_only and profile not in setting.profiles):
@@ -44,7 +44,7 @@ def plan_attacks(
 
 
 def view_to_attack(view: View, domain: str) -> View:
-    """Returns the view to attack. A view of DEMix is reduced to the expert for the domain."""
+    """Returns the view to attack. A DEMix view is reduced to its expert for the domain."""
     return view if view.rule == "constant" else View.of(view.run_id, view.active(domain))
 
 

@@ -28,7 +28,7 @@ def plan_subsets(setting: Setting) -> MethodRuns:
 
 
 def modular_size(setting: Setting) -> Size:
-    """Returns the size, with widths of core and modules from `routed_widths` if set."""
+    """Returns the size, with core and module widths from `routed_widths` if set."""
     if setting.options.routed_widths is None:
         return setting.size
     core, aux = (width_of(setting, share) for share in setting.options.routed_widths)

@@ -71,8 +71,8 @@ def budget_label(
 ) -> DomainBudget:
     """Returns the budget of a label, from its own domain's text and the other slices of `text`.
 
-    Uses a share `scale` (lambda, at most 1) of each other slice, and all of `unlabelled`. Own text,
-    if there is enough, fills the rest of `num_sequences`. Raises ValueError if there is no rest.
+    Uses a share `scale` (lambda, at most 1) of each other slice, and all of `unlabelled`. Own text
+    fills the rest of `num_sequences`, unless it runs out. Raises ValueError if there is no rest.
     """
     (own, *slices), share = text, min(1.0, scale)
     others = [replace(s, num_sequences=max(1, round(share * s.num_sequences))) for s in slices]

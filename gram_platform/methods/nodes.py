@@ -163,7 +163,7 @@ def unique(nodes: Iterable[Node]) -> list[Node]:
 
 
 def require_closed(nodes: Sequence[Node]) -> None:
-    """Asserts that the nodes include every run that one of them needs."""
+    """Asserts that the nodes include every run that any of them needs."""
     ids = {node.id for node in nodes}
     dangling = {node.name: sorted(node.needs - ids) for node in nodes if node.needs - ids}
     assert not dangling, dangling
@@ -192,8 +192,8 @@ def method_costs(
     """Returns one row for each method, with costs as multiples of the baseline's cost.
 
     Profiles are those that switch a domain off and are a view of a method in `methods` or
-    `compared`. `profiles` of `of_profiles` are served by the planned runs. `shown` is an example,
-    and `train_shown` the cost of training only for it.
+    `compared`. The planned runs serve `profiles` out of `of_profiles`. `shown` is an example, and
+    `train_shown` the cost of training only for it.
 
     The other columns describe runs that serve all profiles, even if the study trains fewer:
 

@@ -232,10 +232,7 @@ class Elicitation:
         require_name("elicitation.text", self.text)
 
     def on_domain(self, num_sequences: int) -> "Elicitation":
-        """Returns a copy whose sample is the share `domain_share` of a domain's `num_sequences`.
-
-        The sample never becomes smaller.
-        """
+        """Returns a copy whose sample is at least `domain_share` of a domain's `num_sequences`."""
         sample = max(self.num_sequences, round(self.domain_share * num_sequences))
         return replace(self, num_sequences=sample, batch_size=min(self.batch_size, sample))
 
@@ -406,7 +403,7 @@ class Setting(Setup):
 
 @dataclass(frozen=True)
 class MethodRuns:
-    """A method's runs in a setting by label, and its views by profile."""
+    """A method's runs by label, and its views by profile, in one setting."""
 
     runs: dict[str, RunConfig]
     views: dict[Profile, View] = field(default_factory=dict)

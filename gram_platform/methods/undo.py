@@ -1,4 +1,4 @@
-"""UNDO (unlearn, noise, distil on outputs): distils an unlearned model into a noised copy of it.
+"""UNDO (unlearn, noise, distil on outputs): distils an unlearned model into its noised copy.
 
 "Distillation Robustifies Unlearning", Lee, Foote, Infanger and others, 2025 (arXiv 2506.06278), and
 its code, AddieFoote/distillation-robustify-unlearning (`code/tools/serum.py`,

@@ -1,4 +1,4 @@
-"""MaxEnt, RMU and GradDiff, which unlearn domains of the baseline in one run per profile."""
+"""MaxEnt, RMU and GradDiff unlearn domains of the baseline, in one run per profile."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ def plan_maxent(setting: Setting) -> MethodRuns:
 
 
 def plan_rmu(setting: Setting) -> MethodRuns:
-    """Plans RMU, which pushes a layer's activations on forget text towards a random direction.
+    """Plans RMU, which pushes activations on forget text towards a fixed random direction.
 
     Activations on retain text stay near the baseline's. "The WMDP Benchmark: Measuring and Reducing
     Malicious Use With Unlearning", Li, Pan, Gopal and others, 2024. The authors train the MLP
