@@ -214,7 +214,7 @@ def compute_lambda(setting: Setting, model: ModelConfig) -> float:
 
 
 def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:
-    """Counts a run's compute_units, including companions, in the first `num_steps` (default: all)."""
+    """Counts a run's compute_units with companions in the first `num_steps` (default: all)."""
     tokens, counts = run.micro_batch * run.model.seq_len, route_counts(run, num_steps)
     units = sum(
         compute_units(run.model, n * tokens, dict(route.active)) for (_, route), n in counts.items()
