@@ -241,7 +241,7 @@ class Schedule:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of every unit's domain and route. Stored in results and compared between ranks."""
+        """A hash of every unit's domain and route, stored in results as `plan_sha256`."""
         digest = hashlib.sha256(self._domain_of_unit.astype("<i2").tobytes())
         for unit, domain_index in enumerate(self._domain_of_unit):
             route = self._route(unit, self.domains[domain_index])

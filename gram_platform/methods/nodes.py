@@ -197,7 +197,7 @@ def method_costs(
 
     The other columns describe runs that serve all profiles, even if the study trains fewer:
 
-    - `served`: the number of profiles.
+    - `served`: how many profiles these runs serve.
     - `runs`: the numbers of runs from random weights and from another run.
     - `train_all`: compute_units as in the paper, with core batches at P_core.
     - `plan_all`: compute_units with p_cr's companions.
