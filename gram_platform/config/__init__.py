@@ -1,9 +1,9 @@
 # ruff: noqa: F401 - other rooms import the names of runs and views from here
-"""Defines a run as a value, in frozen dataclasses that determine a training stage, and its id.
+"""Defines `RunConfig`, the frozen dataclass that determines a training stage, and its `run_id`.
 
-`RunConfig` has everything that can change a result, and no paths, names, hardware or tracking.
-`run_id` hashes the config's canonical JSON, so equal configs are the same run on every machine.
-`dataclasses.replace(run, ...)` makes a variant.
+A `RunConfig` has everything that can change a result, but no paths, names or hardware. `run_id`
+hashes its canonical JSON, so equal configs are the same run on every machine. Use
+`dataclasses.replace(run, ...)` for variants.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ from gram_platform.config.view import (
     evaluation_from_plain,
 )
 
-# Part of every run_id. Raise it when an equal config would train to another result.
+# Part of every run_id. Increase it when an equal config would give a different result.
 RECIPE_VERSION = 1
 CROSS_ENTROPY = Objective()
 # A route's modules are bits of one integer.
@@ -65,13 +65,13 @@ class State(StrEnum):
     # No node of a trial has started.
     WAITING = "waiting"
     ABSENT = "absent"
-    # The storage has nothing of a study's node.
+    # The storage has no trace of a study's node.
     MISSING = "missing"
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One complete training stage."""
+    """The complete config of one training stage."""
 
     model: ModelConfig
     data: DataConfig
@@ -169,14 +169,14 @@ class RunConfig:
 
     @property
     def num_probed(self) -> int:
-        """The number of validation micro-batches of each domain in one probe."""
+        """The number of validation micro-batches that a probe reads from each domain."""
         return min(MOST_PROBED, self.eval_points.num_sequences // self.micro_batch)
 
     @property
     def route_unit(self) -> int:
         """The number of consecutive sequences that share a route.
 
-        This is a window if accumulation is uniform, otherwise a micro-batch.
+        Equals `micro_batch` if accumulation is heterogeneous, otherwise `batch_size`.
         """
         return self.micro_batch if self.routing.accumulation == "heterogeneous" else self.batch_size
 
@@ -206,5 +206,5 @@ def run_from_plain(plain: Mapping) -> RunConfig:
 
 
 def node_from_plain(kind: str, plain: Mapping) -> RunConfig | AnyEvaluation | TaskScores:
-    """Reads a node's config. Raises KeyError unless `kind` is `run` or `evaluation`."""
+    """Builds a node's config from JSON. Raises KeyError unless `kind` is `run` or `evaluation`."""
     return {"run": run_from_plain, "evaluation": evaluation_from_plain}[kind](plain)

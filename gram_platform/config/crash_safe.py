@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, tells links from files, and finds running processes."""
+"""Writes files atomically, detects links and other special files, and finds live processes."""
 
 import contextlib
 import errno
@@ -28,10 +28,10 @@ UNSYNCED = {errno.EINVAL, errno.ENOTSUP}
 
 @contextlib.contextmanager
 def whole_file(path: str | Path, durable: bool = False) -> Iterator[str]:
-    """Context manager that yields a temporary path, which replaces `path` if the block succeeds.
+    """Context manager that yields a temporary path and renames it to `path` on success.
 
-    Readers see the old file or the new file. If `durable`, the content survives a crash of the
-    machine. The name also survives after `sync` of the folder.
+    Readers see either the old or the new file. If `durable`, flushes the content to disk before the
+    rename. To flush the rename too, call `sync` on the folder.
     """
     with temporary_beside(path) as temporary:
         yield temporary
@@ -42,7 +42,7 @@ def whole_file(path: str | Path, durable: bool = False) -> Iterator[str]:
 
 @contextlib.contextmanager
 def temporary_beside(path: str | Path) -> Iterator[str]:
-    """Context manager that yields a hidden path in the same folder, and removes it at the end."""
+    """Context manager that yields a hidden path in the same folder and deletes it on exit."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".tmp-{os.getpid()}-{secrets.token_hex(4)}.{name}")
     try:
@@ -53,7 +53,7 @@ def temporary_beside(path: str | Path) -> Iterator[str]:
 
 
 def sync(path: str) -> None:
-    """Flushes a file, or a folder's list of names, to the disk."""
+    """Flushes a file or a folder's entries to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -65,7 +65,7 @@ def sync(path: str) -> None:
 
 
 def kind_of(path: str | Path) -> str:
-    """Returns "a file", "a pipe", "a link" and so on, or "" for nothing. Follows no link."""
+    """Returns "a file", "a link" and so on, or "" if nothing exists. Does not follow links."""
     try:
         return KIND_OF_MODE[stat.S_IFMT(os.lstat(path).st_mode)]
     except (FileNotFoundError, NotADirectoryError):
@@ -73,7 +73,7 @@ def kind_of(path: str | Path) -> str:
 
 
 def special_entries(folder: str | Path) -> Iterator[tuple[str, str]]:
-    """Yields (path, kind) of all links, pipes and devices below a folder. Follows no link."""
+    """Yields (path, kind) of each link, pipe, socket and device below a folder."""
     folders = [os.fspath(folder)]
     while folders:
         with (
@@ -88,7 +88,7 @@ def special_entries(folder: str | Path) -> Iterator[tuple[str, str]]:
 
 
 def remove_whole(path: str | Path) -> None:
-    """Removes a folder with its content, or a file, link or pipe. Ignores errors."""
+    """Removes a folder and its contents, or a file, link or pipe. Ignores errors."""
     # `rmtree` opens what it is given, and would wait for a pipe.
     if kind_of(path) == A_FOLDER:
         shutil.rmtree(path, ignore_errors=True)
@@ -98,9 +98,9 @@ def remove_whole(path: str | Path) -> None:
 
 
 def require_plain(folder: str | Path) -> None:
-    """Raises ValueError if a storage's folder is or contains a link, pipe or device.
+    """Raises ValueError if a storage folder is, or contains, a link, pipe, socket or device.
 
-    Anybody who can write to the storage can create a link, which may lead anywhere on this machine.
+    Anyone with write access to the storage can create a link to any path on this machine.
     """
     if (kind := kind_of(folder)) not in (A_FOLDER, ""):
         raise unplain(folder, kind, A_FOLDER)
@@ -109,15 +109,15 @@ def require_plain(folder: str | Path) -> None:
 
 
 def unplain(path: str | Path, kind: str, expected: str) -> ValueError:
-    """Returns the error for a link or pipe in place of a storage's file or folder."""
+    """Returns the error for a path of the wrong kind in a storage, such as a link."""
     remedy = "remove it; to use another disk, mount it there or name a folder on it by --storage"
     return invalid("storage", str(path), f"{expected}, found {kind}: {remedy}")
 
 
 def missing_right(path: str | Path) -> str:
-    """Says which rights this user lacks on an absolute path, or "" if none.
+    """Returns a message if this user cannot read or write an absolute path, otherwise "".
 
-    If the path does not exist, its nearest parent that exists is checked.
+    If the path does not exist, checks its nearest existing parent.
     """
     while not os.path.lexists(path):
         path = os.path.dirname(path)
@@ -133,19 +133,19 @@ def require_rights(path: str | Path) -> None:
 
 
 def make_folders(path: str, durable: bool = False) -> None:
-    """Creates a folder and its missing parents. If `durable`, they survive a machine's crash."""
+    """Creates a folder and its missing parents. If `durable`, flushes them to disk."""
     path = os.path.abspath(path)
     try:
         os.mkdir(path)
     except FileNotFoundError:
-        # In a parent that exists, nothing can be created.
+        # The parent exists, but accepts no entries.
         if os.path.isdir(os.path.dirname(path)):
             raise
         make_folders(os.path.dirname(path), durable)
         make_folders(path, durable)
         return
     except FileExistsError:
-        # `os.path.isdir` would say no where a mount fails.
+        # `os.path.isdir` would return False for a failed mount.
         if not stat.S_ISDIR(os.stat(path).st_mode):
             raise
     if durable:
@@ -153,10 +153,10 @@ def make_folders(path: str, durable: bool = False) -> None:
 
 
 def create_database(path: Path, make: Callable[[Path], object]) -> None:
-    """Calls `make` to create an SQLite database under another name, and then renames it.
+    """Calls `make` to create an SQLite database under a temporary name, then renames it to `path`.
 
-    So a killed process leaves no half-made database. The file's mode follows the umask. Only one
-    process at a time may call this, because each call removes the leftovers of a killed process.
+    A killed process thus leaves no partial database. The file's mode follows the umask. Only one
+    process at a time may call this, because each call first deletes the temporary file.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     for name in (unfinished.name, f"{unfinished.name}-journal"):
@@ -168,9 +168,9 @@ def create_database(path: Path, make: Callable[[Path], object]) -> None:
 
 
 def this_place() -> str:
-    """Names this machine, its boot and the pid namespace, within which a pid is unique.
+    """Returns the host name, boot id and pid namespace, within which each pid is unique.
 
-    The host name is not enough, because containers may share it.
+    The host name alone is not enough, because containers may share it.
     """
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
@@ -181,9 +181,9 @@ def this_place() -> str:
 
 
 def process_is_alive(pid: int, start: int | None = None) -> bool:
-    """Returns whether a process of this machine and pid namespace runs.
+    """Returns True if this machine's pid namespace has a process with this pid.
 
-    If `start` is given, a zombie or a process with another `process_start` does not count.
+    If `start` is given, its `process_start` must also match, which rules out reused pids.
     """
     try:
         # PermissionError means another user's process.
@@ -195,9 +195,9 @@ def process_is_alive(pid: int, start: int | None = None) -> bool:
 
 
 def process_start(pid: int) -> int:
-    """Returns a process's start in clock ticks since boot (proc(5), stat, field 22).
+    """Returns a process's start time in clock ticks since boot (/proc/PID/stat, field 22).
 
-    Returns 0 for zombies and without /proc.
+    Returns 0 for a zombie or a missing process, or without /proc.
     """
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()

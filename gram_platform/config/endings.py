@@ -1,8 +1,8 @@
-"""Handles a command's exit codes, signals, and output that a terminal or a file cannot take.
+"""Handles a command's exit codes, its signals, and output streams that fail.
 
 Exit codes are 0 (done), 1 (something failed, or the work stopped), 2 (nothing was started, because
-of bad input or a file that this user may not read or write), 3 (the allowed time or money is used
-up, and work is left), 130 (interrupted by Ctrl-C) and 143 (ended by SIGTERM).
+of bad input or missing permissions), 3 (the time or money limit was reached before the work was
+finished), 130 (Ctrl-C) and 143 (SIGTERM).
 """
 
 import atexit
@@ -27,7 +27,7 @@ DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 SUBMIT_AGAIN = (
     "Submit again: finished runs are kept, and the others continue from their last checkpoints."
 )
-# In fewer columns tyro's help does not end.
+# With fewer columns, tyro's help never finishes.
 FEWEST_COLUMNS = 20
 SIGNALLED = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "terminated"}
 
@@ -35,16 +35,16 @@ _has_begun = False
 
 
 class Stopped(RuntimeError):
-    """The work stops for a reason outside the program, with one line of text and exit code 1."""
+    """Stops the work for an external reason, with a one-line message and exit code 1."""
 
 
 class Unavailable(Stopped):
-    """A service on the network does not answer or is overloaded. A later request may succeed."""
+    """Raised if a network service does not answer or is overloaded. A retry may succeed."""
 
 
 def exit_with(work: Callable[[], int]) -> None:
-    """Ends the process with the exit code of `work`, or of its error (see `exit_codes`)."""
-    # The collections at shutdown would walk every object of torch and Ray, which takes .8 s of CPU.
+    """Runs `work`, and exits with the returned code or that of an error (see `exit_codes`)."""
+    # Garbage collection at shutdown would walk all objects of torch and Ray for .8 s of CPU.
     atexit.register(gc.freeze)
     outlive_output()
     with exit_codes(SUBMIT_AGAIN):
@@ -53,22 +53,22 @@ def exit_with(work: Callable[[], int]) -> None:
 
 
 class _Ended(SystemExit):
-    """Ends a command whose error has already been printed."""
+    """Exits a command whose error has already been printed."""
 
 
 def begin_work() -> None:
-    """Records that work has begun, so that errors from now on have exit code 1."""
+    """Records that work has begun. Later errors exit with code 1, not 2."""
     global _has_begun
     _has_begun = True
 
 
 @contextlib.contextmanager
 def exit_codes(advice: str = "") -> Iterator[None]:
-    """Context manager that ends the process with a line and an exit code if the block fails.
+    """Context manager that exits with a message and an exit code if the block fails.
 
-    If work had begun, the line ends with `advice`. Only bugs keep their traceback. SIGTERM ends the
-    block as Ctrl-C does. A user without a home counts as bad input, because MLflow and Ray cannot
-    be imported then.
+    Adds `advice` to the message after a signal, and to most errors after `begin_work`. Unexpected
+    exceptions keep their traceback. SIGTERM is handled like Ctrl-C. A user without a home directory
+    is an input error, because MLflow and Ray cannot be imported then.
     """
     global _has_begun
     _has_begun = False
@@ -119,12 +119,12 @@ def _end(code: int, text: str, error: BaseException) -> None:
     raise _Ended(code) from error
 
 
-# The flags of this process's command line, by which errors name them.
+# The fields that are flags of this process's command line.
 flag_names: set[str] = set()
 
 
 def explain_error(error: BaseException) -> str:
-    """Returns an error's text, which names flags, the missing permission or the encoding."""
+    """Returns an error's message, with details such as the flag or the missing permission."""
     if isinstance(error, InvalidField):
         return error.for_command(flag_names)
     if isinstance(error, PermissionError) and error.filename:
@@ -137,20 +137,17 @@ def explain_error(error: BaseException) -> str:
 
 
 def worst(*codes: int) -> int:
-    """Returns the worst of several exit codes. From worst to best they are 2, 1, 3 and 0."""
+    """Returns the first of 2, 1 and 3 that is among the codes, otherwise the largest code."""
     return next(
         (code for code in (BAD_INPUT, FAILED, TIME_IS_UP) if code in codes),
         max(codes, default=DONE),
     )
 
 
-# Output:
-
-
 def escape_output() -> None:
-    """Makes standard output and error escape characters that their encoding lacks.
+    """Makes stdout and stderr escape characters that their encoding lacks.
 
-    Also sets $COLUMNS if a terminal has no width or is too narrow, and replaces closed streams.
+    Also replaces closed streams, and sets $COLUMNS if the terminal is too narrow.
     """
     width = shutil.get_terminal_size().columns
     if "COLUMNS" in os.environ or width < FEWEST_COLUMNS:
@@ -171,7 +168,7 @@ def escape_output() -> None:
 
 
 def outlive_output() -> None:
-    """Lets the process continue if nobody reads its output (`... | head`) or the disk is full."""
+    """Keeps the process running if its output is closed (`... | head`) or the disk is full."""
     escape_output()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -185,7 +182,7 @@ def outlive_output() -> None:
 
 
 class _Outlived(io.FileIO):
-    """A file whose writes go to the null device after the first error."""
+    """A file that switches to the null device after its first failed write."""
 
     def write(self, data: Any, /) -> int:
         try:

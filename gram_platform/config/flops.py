@@ -1,11 +1,11 @@
-"""Counts a config's parameters and its compute, in two units.
+"""Counts a config's parameters, and its compute in two units.
 
-`compute_units`   tokens x active parameters, the paper's unit, for budgets and lambda
+`compute_units`   tokens x active parameters: the paper's unit for budgets and lambda
                   (`app:equal-compute`).
-`hardware_flops`  2 x the multiply-adds of a step, for utilisation. Includes attention; excludes
-                  weight gradients of untrained sets and unneeded input gradients. Equals torch's
-                  FlopCounterMode with attention's math kernel, since the counter leaves out the
-                  fused CPU kernel.
+`hardware_flops`  2 x the multiply-adds of a step, for utilisation. Includes attention. Excludes
+                  weight gradients of frozen parameters and unneeded input gradients. Equals the
+                  count of torch's FlopCounterMode with the math attention kernel (the counter
+                  ignores the fused CPU kernel).
 """
 
 from collections.abc import Collection
@@ -19,7 +19,7 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def mlp_parameters(architecture: str, d_model: int, width: int) -> int:
-    """Counts the parameters of c_fc and c_proj, or the weights of SwiGLU's three projections."""
+    """Counts an MLP's parameters: c_fc and c_proj with biases, or three SwiGLU matrices."""
     if architecture == LLAMA:
         return 3 * d_model * width
     return 2 * d_model * width + width + d_model
@@ -43,7 +43,7 @@ def module_parameters(config: ModelConfig, domain: str) -> int:
 
 
 def core_parameters(config: ModelConfig) -> int:
-    """Counts the parameters that are always active: all except the modules'."""
+    """Counts the parameters outside modules, which are always active."""
     attention = attention_parameters(config, config.num_heads, config.num_kv_heads)
     norm = config.d_model * (1 if config.is_llama else 2)
     core_mlp = (
@@ -58,7 +58,7 @@ def active_parameters(config: ModelConfig, active: Collection[str] = ()) -> int:
 
 
 def companion_shares(routing: RoutingConfig, modules: Collection[str]) -> dict[str, float]:
-    """Returns the probability that each module is active on a core batch with companions."""
+    """Returns each module's probability of being active in a core batch with companions."""
     num_modules = len(modules)
     if routing.companions == "all":
         return dict.fromkeys(modules, 1.0)
@@ -76,7 +76,7 @@ def total_parameters(config: ModelConfig) -> int:
 
 
 def compute_units(config: ModelConfig, num_tokens: int, active: Collection[str] = ()) -> int:
-    """Returns the paper's FLOP proxy: tokens x active parameters, embeddings included."""
+    """Returns the paper's FLOP proxy: tokens x active parameters, including embeddings."""
     return num_tokens * active_parameters(config, active)
 
 
@@ -92,7 +92,6 @@ def _attention(
     input_grad: bool,
     trained: bool,
 ) -> int:
-    """Counts the projections, and the products QK^T and PV."""
     tokens, d_model = num_sequences * config.seq_len, config.d_model
     width, has_grad = num_heads * config.head_dim, input_grad or trained
     qkv_width = width + 2 * num_kv_heads * config.head_dim
@@ -109,8 +108,8 @@ def _mlp(
     trained: bool,
     hidden_grad: bool = False,
 ) -> int:
-    """Counts c_gate, c_fc and c_proj. With `hidden_grad` the hidden units need a gradient."""
-    # SwiGLU has two projections up.
+    """Counts an MLP's FLOPs. If `hidden_grad`, its hidden units need a gradient."""
+    # SwiGLU has two up-projections.
     up = (1 + config.is_llama) * _linear(num_tokens, config.d_model, width, input_grad, trained)
     return up + _linear(
         num_tokens, width, config.d_model, input_grad or trained or hidden_grad, trained
@@ -125,7 +124,7 @@ def _lora(
     hidden_grad: bool,
     trained: bool,
 ) -> int:
-    """Counts B A of each projection. With `hidden_grad` the core's hidden units need a gradient."""
+    """Counts a LoRA's FLOPs. If `hidden_grad`, the core's hidden units need a gradient."""
     up = _linear(num_tokens, config.d_model, rank, input_grad, trained)
     up += _linear(num_tokens, rank, config.d_mlp, input_grad or trained, trained)
     up *= 1 + config.is_llama
@@ -143,11 +142,11 @@ def hardware_flops(
     backward: bool = True,
     embeddings_trained: bool = False,
 ) -> int:
-    """Counts the FLOPs of one forward (and backward) pass of sequences of the model's length.
+    """Counts the FLOPs of a forward pass over full sequences, and its backward pass if `backward`.
 
-    Attention counts as two products over all T x T positions forward and four backward, whichever
-    kernel runs (a fused kernel skips the masked half, but recomputes scores). Embedding look-ups,
-    norms and element-wise work count as 0.
+    With every kernel, attention counts as two matrix products over all T x T positions in the
+    forward pass and four in the backward pass (fused kernels skip the masked half, but recompute
+    scores). Embedding look-ups, norms and element-wise operations count as 0.
     """
     tokens, d_model = num_sequences * config.seq_len, config.d_model
     loras = [m for m in config.modules if m.kind == "lora" and m.domain in active]

@@ -1,4 +1,4 @@
-"""Validates fields, writes canonical JSON, and hashes the JSON to make every id of the platform."""
+"""Validates fields, and derives all ids of the platform as hashes of canonical JSON."""
 
 import dataclasses
 import difflib
@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-# The ratio of `difflib` from which on a word may be a misspelt choice.
+# The lowest `difflib` ratio at which a word may be a misspelt choice.
 SIMILAR = 0.75
 # File systems allow 255, and names get suffixes.
 MAX_NAME_BYTES = 200
@@ -26,8 +26,7 @@ MAX_METRIC_NAME = 250 - len("final/validation/loss/")
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 # Levels of lists and mappings in JSON and TOML.
 DEEPEST = 100
-# Characters that MLflow rejects, and slashes and dots of paths that could be written otherwise, as
-# in `a//b`, `/a` and `../a`.
+# Characters that MLflow rejects, and parts of non-canonical paths such as `a//b`, `/a` and `../a`.
 NOT_IN_METRICS = re.compile(r"[^\w\-. /]|^/|/$|(?<=/)/|(?:^|(?<=/))\.", re.ASCII)
 # Characters with a meaning in paths and parameters, control characters and lone surrogates.
 NOT_IN_NAMES = re.compile(r"[./,+=\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -51,18 +50,18 @@ SECRET = re.compile(
     r"|(?P<flag>--notify[ =])(?:'[^']*'|[^\s']*[:/][^\s']*)",
     re.IGNORECASE,
 )
-# Letters of a field or a value in an error, which may be a whole document.
+# The most characters of a field or value in an error. A value may be a whole document.
 LONGEST_SHOWN = 1000
 # Keys, and indices of arrays, from the top of a document to a value.
 Steps = tuple[str | int, ...]
 
 
 class InvalidField(ValueError):
-    """A user's field that does not have the `expected` value.
+    """The error for a field whose value is not as `expected`.
 
-    Its text is `storage='/x': expected a folder, found a file`. `place` says where the field was
-    written, such as `my.toml, line 3`. `steps` lead to the field in the document that `from_plain`
-    read.
+    Its text is, for example, `storage='/x': expected a folder, found a file`. `place` is where the
+    field was written, such as `my.toml, line 3`. `steps` is the path (keys and indices) to the
+    field in the document that `from_plain` read.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class InvalidField(ValueError):
         self.place, self.steps = place, steps
 
     def for_command(self, flags: Collection[str]) -> str:
-        """Returns the error's text, which names the field by its flag if `flags` has this field."""
+        """Returns the error's text. If the field is in `flags`, the text shows its flag."""
         if self.place or self.field not in flags:
             return str(self)
         flag, value = f"--{self.field.replace('_', '-')}", self.value
@@ -91,7 +90,7 @@ class InvalidField(ValueError):
         try:
             value = mask_secrets(repr(self.value))
         except ValueError:
-            # Python refuses to spell it.
+            # Python refuses to print it.
             value = "an integer of thousands of digits"
         value = value if len(value) <= LONGEST_SHOWN else f"{value[:LONGEST_SHOWN]}..."
         text = mask_secrets(f"{self.field[:LONGEST_SHOWN]}={value}: expected {self.expected}")
@@ -99,7 +98,7 @@ class InvalidField(ValueError):
 
 
 def invalid(field: str, value: object, expected: str) -> InvalidField:
-    """Makes an error about a user's field. All user-facing errors have this form."""
+    """Returns the error for a field that a user set to a wrong value. Masks secrets."""
     return InvalidField(field, mask_secrets(value) if isinstance(value, str) else value, expected)
 
 
@@ -125,8 +124,8 @@ def require_fields(
 ) -> None:
     """Raises ValueError unless these fields of a dataclass are in the range.
 
-    Fields of type int must be integers. An error names a field `owner.name`, or `name` if `owner`
-    is "".
+    Fields of type int must be integers. Errors call a field `owner.name`, or `name` if there is no
+    owner.
     """
     types = {
         field.name: getattr(field.type, "__origin__", field.type)
@@ -141,9 +140,9 @@ def require_fields(
 
 
 def find_id(field: str, beginning: str, known: Collection[str], expected: str) -> str:
-    """Returns `beginning` if it is a known id, otherwise the known id that begins with it.
+    """Returns `beginning` if it is a known id, otherwise the only known id with this prefix.
 
-    Raises ValueError if there are none or several.
+    Raises ValueError if no known id has the prefix, or if several have it.
     """
     ids = [beginning] if beginning in known else [i for i in known if i.startswith(beginning)]
     if not beginning or not ids:
@@ -166,20 +165,20 @@ def require_each_once(field: str, values: Collection) -> None:
 
 
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
-    """Lists the allowed choices after the text `of`, and suggests one for a misspelt value."""
+    """Returns "one of {of}{choices}", with a suggestion if the value seems misspelt."""
     choices = tuple(choices)
     return f"one of {of}{', '.join(choices)}{suggest(value, choices)}"
 
 
 def suggest(value: object, choices: Iterable[str]) -> str:
-    """Returns a suggestion for a misspelt value, in tyro's words, or "" if no choice is similar."""
+    """Suggests choices similar to a misspelt value, in tyro's wording, or returns ""."""
     spelt = {choice.lower(): choice for choice in choices}
     similar = difflib.get_close_matches(str(value).lower(), spelt, cutoff=SIMILAR)
     return f". Perhaps you meant: {', '.join(spelt[name] for name in similar)}" if similar else ""
 
 
 def require_name(field: str, value: Any) -> None:
-    """Raises ValueError unless a name can be used for parameters, metrics, columns and files."""
+    """Raises ValueError unless the value is a valid name of parameters, metrics and files."""
     is_text = isinstance(value, str) and value and value == value.strip()
     if not is_text or NOT_IN_NAMES.search(value):
         allowed = "a non-empty name without . / , + = \\, control characters or surrounding blanks"
@@ -189,14 +188,14 @@ def require_name(field: str, value: Any) -> None:
 
 
 def metric_name(name: str) -> str:
-    """Escapes a metric's or tag's name. A character that MLflow rejects becomes `:<hex code>:`."""
+    """Escapes a metric or tag name. A character that MLflow rejects becomes `:<hex code>:`."""
     return NOT_IN_METRICS.sub(lambda match: f":{ord(match[0]):x}:", name)
 
 
 def require_metric_name(field: str, value: str) -> None:
-    """Raises ValueError if the name of a new corpus's domain is too long for MLflow.
+    """Raises ValueError if a domain's name is too long for an MLflow metric.
 
-    Stored configs may be older than this rule.
+    Only new corpora are checked, because stored configs may be older than this rule.
     """
     length = len(metric_name(value))
     if length > MAX_METRIC_NAME:
@@ -206,10 +205,10 @@ def require_metric_name(field: str, value: str) -> None:
 
 
 def require_tellable(field: str, names: Collection[str], others: Iterable[str] = ()) -> None:
-    """Raises ValueError if a new corpus's label has invisible characters or looks like another.
+    """Raises ValueError if a label has invisible characters or looks like another label.
 
-    Labels look alike if they are equal except for case and compatible characters (Unicode's NFKC),
-    such as K and the Kelvin sign. Similar letters of two alphabets are accepted.
+    Only new corpora are checked. Labels look alike if case folding and Unicode's NFKC make them
+    equal, such as K and the Kelvin sign. Similar letters of two alphabets are accepted.
     """
     seen = {_fold_look(name): name for name in others}
     for name in names:
@@ -240,7 +239,7 @@ def printable(text: str) -> str:
 
 
 def mask_secrets(text: str) -> str:
-    """Returns a text without passwords, keys in addresses and webhooks."""
+    """Replaces passwords and keys in URLs, and `--notify` webhooks, with `***`."""
     return SECRET.sub(lambda match: "".join(filter(None, match.groups())) + "***", text)
 
 
@@ -253,7 +252,7 @@ def without_secrets(plain: Any) -> Any:
 
 
 def local_path(field: str, place: str | Path) -> Path:
-    """Makes a user's path absolute. Raises ValueError for a URL or an unknown home."""
+    """Makes a user's path absolute. Raises ValueError for a URL or an unknown home directory."""
     if is_url(str(place)):
         raise invalid(field, str(place), "a path, not a URL")
     try:
@@ -263,15 +262,15 @@ def local_path(field: str, place: str | Path) -> Path:
 
 
 def is_url(place: str) -> bool:
-    """Returns whether a place begins like `s3://`. `/data/a://b` is a path."""
+    """Returns True if the text begins like `s3://`. `/data/a://b` is a path."""
     return re.match(r"[^/~]+://", place) is not None
 
 
 def absolute_place(field: str, place: str) -> str:
-    """Makes a path absolute, and keeps a URL.
+    """Makes a path absolute, and returns a URL unchanged.
 
-    Raises ValueError for an unknown home, and for a relative path inside a Ray job, because the
-    job's working directory changes with every edit.
+    Raises ValueError for an unknown home directory. Inside a Ray job, also rejects relative paths,
+    because the job's working directory changes with every edit.
     """
     if is_url(place):
         return place
@@ -283,9 +282,9 @@ def absolute_place(field: str, place: str) -> str:
 
 
 def parse_with(parse: Callable[[Any], Any], text: str | bytes) -> Any:
-    """Returns `parse(text)`. Raises ValueError if it is nested more than `DEEPEST` levels deep.
+    """Returns `parse(text)`. Raises ValueError if that is nested deeper than `DEEPEST` levels.
 
-    Python could not compare, show or write deeper values, because its recursion is limited.
+    Python's recursion limit prevents comparing, printing or writing deeper values.
     """
     try:
         value = parse(text)
@@ -301,16 +300,16 @@ def parse_with(parse: Callable[[Any], Any], text: str | bytes) -> Any:
 
 
 def add_field(default: Any) -> Any:
-    """Declares a dataclass field that was added when ids were already in use.
+    """Declares a dataclass field that was added after ids were in use.
 
-    Canonical JSON leaves out the field at its default, which must keep the earlier behaviour. So
-    only configs with another value get another id.
+    Canonical JSON omits the field if it has its default value, which must preserve the earlier
+    behaviour. So existing ids do not change.
     """
     return dataclasses.field(default=default, metadata={"is_newer": True})
 
 
 def identity_fields(value: Any) -> dict[dataclasses.Field, Any]:
-    """Returns the fields that enter a dataclass's canonical JSON, with their values."""
+    """Returns {field: value} for the fields in a dataclass's canonical JSON."""
     fields = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
     return {f: v for f, v in fields.items() if not (f.metadata.get("is_newer") and v == f.default)}
 
@@ -339,9 +338,9 @@ def to_plain(value: object) -> object:
 
 
 def canonical_json(value: object) -> str:
-    """Writes equal values as equal text, with sorted keys, no whitespace and the shortest floats.
+    """Returns JSON with sorted keys, no whitespace and the shortest form of floats.
 
-    An integer in a `float` field is written as a float.
+    Equal values give equal text. An integer in a `float` field is written as a float.
     """
     return json.dumps(
         to_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
@@ -349,14 +348,14 @@ def canonical_json(value: object) -> str:
 
 
 def short_hash(value: object) -> str:
-    """Returns 12 hexadecimal digits of the canonical JSON's SHA-256."""
+    """Returns the first 12 hexadecimal digits of the canonical JSON's SHA-256."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:12]
 
 
 def sum_in_order(values: Iterable[float]) -> float:
-    """Adds numbers one after another, so that every version of Python gives the same bits.
+    """Adds numbers one by one, so that all Python versions return identical bits.
 
-    Since Python 3.12 the builtin `sum` compensates for the rounding of floats.
+    Since Python 3.12, the builtin `sum` compensates for float rounding.
     """
     return functools.reduce(operator.add, values, 0)
 
@@ -369,7 +368,7 @@ def hash_file(path: str | Path) -> str:
 def flatten(plain: object, prefix: str = "") -> dict[str, object]:
     """Flattens nested JSON to {dotted path: scalar}.
 
-    The key of a list item is its name or domain, otherwise its index.
+    The key of a list item is its `name` or `domain`, otherwise its index.
     """
     if isinstance(plain, Mapping):
         items = list(plain.items())
@@ -384,7 +383,7 @@ def flatten(plain: object, prefix: str = "") -> dict[str, object]:
 
 
 def differing_fields(flat: Collection[Mapping[str, object]]) -> dict[str, list[object]]:
-    """Returns {field: its value in each config} of flat configs, for fields that differ."""
+    """Returns {field: values in all configs} for the fields in which flat configs differ."""
     fields = {name: [config.get(name) for config in flat] for name in sorted(set().union(*flat))}
     return {name: v for name, v in fields.items() if any(value != v[0] for value in v)}
 

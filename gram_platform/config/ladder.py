@@ -1,7 +1,7 @@
-"""Lists the sizes of models, and laws for other sizes.
+"""Defines model sizes, and laws that predict the learning rate and batch of other sizes.
 
-The sizes are the paper's ladder from 50M to 5B, Simple Stories and the demo's. The paper's numbers
-are as printed (`tab:grmoe-scaling-training`). [ours] marks choices that it leaves open.
+The sizes are the paper's ladder (50M to 5B), Simple Stories and the demo's. Numbers from the paper
+are as printed in `tab:grmoe-scaling-training`. [ours] marks choices that the paper leaves open.
 """
 
 import dataclasses
@@ -21,9 +21,9 @@ from gram_platform.config.identity import (
 from gram_platform.config.plain import from_plain
 from gram_platform.config.written import read_json
 
-# The fewest sizes that a law is fitted to, since it fits any two sizes.
+# The fewest sizes for a fit, since a power law fits any two points.
 FEWEST_SIZES = 3
-# How many times beyond its fitted sizes, at either end, a law predicts.
+# A law predicts sizes up to this many times beyond its fitted range.
 REACH = 10.0
 # The GPT-Neo tokenizer's 50,257 tokens, padded.
 PAPER_VOCAB = 50_304
@@ -35,7 +35,7 @@ SHAPE += ("seq_len", "rope_theta", "norm_eps", "architecture", "head_width")
 
 @dataclass(frozen=True)
 class Size:
-    """One rung of the ladder, with its shape, module width, batch, data and learning rate."""
+    """One rung of the ladder: shape, module width, batch, amount of data and learning rate."""
 
     name: str
     num_layers: int
@@ -71,9 +71,9 @@ class Size:
         return self.model(self.d_dense)
 
     def modular(self, domains: tuple[str, ...], kind: str = "mlp") -> ModelConfig:
-        """Returns the core with a module of `kind` for each auxiliary domain.
+        """Returns the config of a core with a module of `kind` for each auxiliary domain.
 
-        A LoRA has as many parameters as an MLP.
+        A LoRA module gets as many parameters as an MLP module.
         """
         width = self.d_aux if kind == "mlp" else lora_rank(self.d_model, self.d_core, self.d_aux)
         modules = (ModuleSpec(d, kind, width) for d in domains if d != CORE)
@@ -81,7 +81,7 @@ class Size:
 
 
 def match_import(size: Size, model: ModelConfig, num_parameters: int, import_id: str) -> Size:
-    """Returns `size` with an imported model's shape, and a name with its number of parameters."""
+    """Returns `size` with the shape and weights of an imported model, and a new name."""
     return dataclasses.replace(
         size,
         name=f"imported-{num_parameters / 1e6:.3g}M",
@@ -93,7 +93,7 @@ def match_import(size: Size, model: ModelConfig, num_parameters: int, import_id:
 
 
 def lora_rank(d_model: int, d_mlp: int, d_aux: int) -> int:
-    """Returns the rank at which a LoRA has an MLP's number of parameters (`app:equal-compute`)."""
+    """Returns the rank at which a LoRA has as many parameters as an MLP (`app:equal-compute`)."""
     return round((2 * d_model * d_aux + d_aux + d_model) / (2 * (d_model + d_mlp)))
 
 
@@ -108,9 +108,9 @@ def _paper(name, layers, d_mlp, d_aux, batch, micro_batch, core_tokens, peak_lr)
 
 
 def _small(name, layers, d_model, d_aux, batch, micro_batch, core_tokens, peak_lr) -> Size:
-    """Makes a size that trains within minutes on a CPU core [ours].
+    """Returns a size that trains within minutes on a CPU core [ours].
 
-    The MLP is four times as wide as the model. The size computes in float32, because bfloat16 is no
+    The MLP is four times as wide as the model. The precision is float32, because bfloat16 is no
     faster at this width (FINDINGS.md).
     """
     shape = (name, layers, d_model, 4, 2, 4 * d_model, 4 * d_model, d_aux)
@@ -118,8 +118,7 @@ def _small(name, layers, d_model, d_aux, batch, micro_batch, core_tokens, peak_l
 
 
 # Name, layers, core and dense d_mlp, auxiliary d_mlp, batch, micro-batch ([ours] except 800M), core
-# tokens, peak rate. 2B: batch 1,328 [ours], since the printed 1,329 is not a multiple of the
-# micro-batch.
+# tokens, peak rate. 2B: batch 1,328 [ours], since micro-batches do not divide the printed 1,329.
 PAPER_SIZES = _ladder(
     _paper("50M", 6, 1536, 128, 72, 24, 960_000_000, 1.3e-3),
     _paper("100M", 9, 2560, 256, 128, 32, 2_100_000_000, 1.1e-3),
@@ -131,7 +130,7 @@ PAPER_SIZES = _ladder(
 )
 
 
-# For two CPU cores, minutes to a night. They were chosen on seeds 0 to 3 (FINDINGS.md), with 9 core
+# For two CPU cores, minutes to a night. Chosen on seeds 0 to 3 (FINDINGS.md), with 9 core
 # tokens for each parameter except the embedding, modules half as wide as the MLP, one route a step,
 # and 0.6 x the demo law's rate. 3M is 10.6 times beyond that law's sizes, and has 1.4 times the
 # rate for its batch of 16.
@@ -175,7 +174,7 @@ CALIBRATED_SIZES = {
 
 @dataclass(frozen=True)
 class Law:
-    """Peak rate and batch of a dense model of N parameters, each a coefficient x N ^ exponent."""
+    """Predicts a dense model's peak rate and batch, each as coefficient x parameters ^ exponent."""
 
     name: str
     lr_coefficient: float
@@ -189,7 +188,7 @@ class Law:
     # Parameters of the smallest and the largest size.
     smallest: float = 0.0
     largest: float = 0.0
-    # What the fit lacks to be a law, in words.
+    # Why the fit is rejected, or "".
     no_law: str = ""
 
     def __post_init__(self) -> None:
@@ -204,19 +203,19 @@ class Law:
         return self.lr_coefficient * num_parameters**self.lr_exponent
 
     def batch(self, num_parameters: float, seq_len: int | None = None) -> float:
-        """Returns the batch in sequences of `seq_len` tokens, by default the law's `seq_len`."""
+        """Returns the batch in sequences of `seq_len` tokens (default: the law's `seq_len`)."""
         sequences = self.batch_coefficient * num_parameters**self.batch_exponent
         return sequences * self.seq_len / (seq_len or self.seq_len)
 
     @property
     def flaw(self) -> str:
-        """Why the fit does not count as a law, or "" if it does."""
+        """The reason why the fit is rejected, or "" if it is accepted."""
         if self.no_law or self.num_sizes >= FEWEST_SIZES:
             return self.no_law
         return f"fitted to {self.num_sizes} sizes, at least {FEWEST_SIZES} are needed"
 
     def times_beyond(self, num_parameters: float) -> float:
-        """Returns the factor by which a model is beyond the fitted sizes, or 1 within them."""
+        """Returns the factor between a model's size and the fitted range, or 1 within it."""
         if not self.num_sizes:
             return math.inf
         return max(num_parameters / self.largest, self.smallest / num_parameters, 1.0)
@@ -225,7 +224,7 @@ class Law:
         return not self.flaw and self.times_beyond(num_parameters) <= REACH
 
     def doubts(self, sizes: Mapping[str, float]) -> tuple[str, ...]:
-        """Returns reasons not to use the law for these sizes, {name: parameters}, or ()."""
+        """Returns reasons not to use the law for these sizes ({name: number of parameters})."""
         doubts = [f"no law: {self.flaw}"] if self.flaw else []
         beyond = {name: self.times_beyond(number) for name, number in sizes.items()}
         far = [f"{name} is {times:,.3g} times" for name, times in beyond.items() if times > REACH]
@@ -261,7 +260,7 @@ LAWS = {law.name: law for law in (PAPER_LAW, DEMO_LAW)}
 def load_law(name_or_path: str) -> Law:
     """Returns a law of `LAWS` by name, or reads the fields of `Law` from a JSON file.
 
-    The file may have other fields. A rejected fit is returned without an error (see `Law.flaw`).
+    Other fields in the file are ignored. A rejected fit is not an error here (see `Law.flaw`).
     Raises ValueError for an unknown name or an unsuitable file.
     """
     if name_or_path in LAWS:
@@ -288,12 +287,12 @@ def require_evidence(law: Law, name: str, sizes: Mapping[str, float]) -> None:
 
 
 def apply_law(size: Size, law: Law, num_parameters: int) -> Size:
-    """Returns the size with the law's peak learning rate and batch.
+    """Returns the size with the peak learning rate and batch that the law predicts.
 
-    `num_parameters` counts the dense model's parameters. The batch has as many tokens as the law
-    says, at any sequence length, rounded to whole micro-batches. If it rounds to 0, batch and
-    micro-batch become the divisor of the micro-batch that is nearest in ratio. Raises ValueError
-    unless the law's values are positive and finite.
+    `num_parameters` is that of the dense model. The batch has the predicted number of tokens at any
+    sequence length, rounded to whole micro-batches. If it rounds to 0, `batch_size` and
+    `micro_batch` become the divisor of `micro_batch` nearest in ratio to the prediction. Raises
+    ValueError unless the predictions are positive and finite.
     """
     try:
         peak_lr = law.lr(num_parameters)

@@ -1,4 +1,4 @@
-"""Decides for both training and the planner, for example how ranks share weights."""
+"""Makes decisions that training and the planner share, such as how ranks share weights."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,38 +11,38 @@ from gram_platform.config.identity import invalid
 KEPT_BYTES = GIB
 # [ours] A module of this many parameters in one layer (16 MB in bfloat16) is a group of its own.
 OWN_GROUP_PARAMETERS = 2**23
-# [ours] Above it, whole float32 gradients do not wait for a window's end.
+# [ours] Larger float32 gradients are reduced in every pass, not at a window's end.
 LARGE_GRADIENTS_BYTES = 4 * GIB
-# GPUs of one machine, between which bytes are cheap.
+# GPUs of one machine, which have fast links.
 MACHINE_RANKS = 8
 # Logits that are converted to float32 together, to fit a CPU's cache or fill a GPU.
 LOGITS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}
-# Float32 logits of one evaluation batch. So its size, and hence the rounding, depends on the config
-# and the kind of device.
+# Float32 logits of an evaluation batch. Its size, and so rounding, depends on config and device.
 EVALUATION_LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * GIB}
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """How the ranks of a run share its weights."""
+    """Describes how the ranks of a run share its weights."""
 
     # Ranks that share one copy.
     num_shards: int
     # Whether the weights stay gathered between passes.
     keeps_gathered: bool
-    # Whether each pass reduces gradients, so that a rank keeps only its rows, not each window.
+    # Whether each pass, not each window, reduces gradients. A rank then keeps only its own rows.
     reduces_every_pass: bool
     # Domains whose modules are gathered apart from their block, only where they are active.
     own_groups: frozenset[str]
 
 
 def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) -> Sharing:
-    """Returns how `num_ranks` ranks on cpu or cuda share a model.
+    """Decides how `num_ranks` ranks on `device` (cpu or cuda) share a model.
 
-    Models of at most `KEPT_BYTES` in this precision stay gathered. Large models reduce gradients in
-    every pass. So do bfloat16 models with LoRAs. A LoRA is in its block's group, whose gradients
-    must have one dtype, and gradients that wait for a window's end would be float32. Large module
-    MLPs have their own groups. In bfloat16 models whose gradients wait, all module MLPs do.
+    Weights of at most `KEPT_BYTES` in this precision stay gathered. Large models and bfloat16
+    models with LoRAs reduce gradients in every pass, others once a window. (A LoRA is in its
+    block's group, whose gradients need one dtype, but gradients of a window would be float32.)
+    Large MLP modules are groups of their own. So are all MLP modules in bfloat16 models that reduce
+    once a window.
     """
     parameters, in_float32 = total_parameters(model), precision == "float32"
     has_loras = any(module.kind == "lora" for module in model.modules)
@@ -62,16 +62,16 @@ def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) 
 
 
 def num_shards(num_ranks: int, device: str) -> int:
-    """Counts the ranks that share one copy of the weights.
+    """Returns the number of ranks that share one copy of the weights.
 
-    On full GPU machines these are the ranks of one machine, otherwise all ranks. Full machines
-    exchange only gradients, so a rank's share does not fall below 1/`MACHINE_RANKS`.
+    If the ranks fill whole GPU machines, each machine has a copy, and machines exchange only
+    gradients. Otherwise all ranks share one copy.
     """
     return MACHINE_RANKS if device == "cuda" and num_ranks % MACHINE_RANKS == 0 else num_ranks
 
 
 def evaluation_batch(config: ModelConfig, device: object = "cpu") -> int:
-    """Returns the number of sequences in one forward pass of an evaluation."""
+    """Returns the number of sequences in each forward pass of an evaluation."""
     kind = str(device).partition(":")[0]
     most = EVALUATION_LOGITS_BYTES.get(kind, EVALUATION_LOGITS_BYTES["cpu"])
     return max(1, most // (4 * config.seq_len * config.vocab_size))
@@ -96,15 +96,15 @@ def attention_kernel(
     is_masked: bool,
     available: Collection[str] = GPU_KERNELS,
 ) -> str:
-    """Names the kernel that computes attention on `device` (cpu or cuda).
+    """Returns the name of the attention kernel for `device` (cpu or cuda).
 
-    A value has `num_bytes`, 4 in float32 and 2 in bfloat16. `is_masked` says that attention ends
-    where a document ends. `available` are the kernels of torch and of the GPU.
+    A value has `num_bytes`: 4 in float32, 2 in bfloat16. If `is_masked`, attention does not cross
+    document ends. `available` lists the kernels that torch and the GPU support.
 
-    torch's flash and cuDNN kernels take 16-bit values with grouped keys and heads of up to 256, and
-    no mask of documents. The memory-efficient kernel takes all but unaligned heads, if keys and
-    values are repeated for every head (`sdp_utils.cpp` of torch 2.13). Plain matrix products
-    ("math") keep every score.
+    torch's flash and cuDNN kernels need 16-bit values, heads of at most `LARGEST_HEAD` and no
+    document mask. They take grouped keys. The memory-efficient kernel needs aligned heads, and keys
+    and values repeated for every head (`sdp_utils.cpp` of torch 2.13). Plain matrix products
+    ("math") store every score.
     """
     if device == "cpu":
         return ON_CPU if num_bytes == 4 else ON_CPU_IN_BLOCKS
@@ -116,12 +116,12 @@ def attention_kernel(
 
 
 def model_kernel(device: str, num_bytes: int, model: ModelConfig) -> str:
-    """Names a model's attention kernel on a CPU, or on a GPU that has all kernels."""
+    """Returns the attention kernel of a model on a CPU, or on a GPU that has all kernels."""
     return attention_kernel(device, num_bytes, model.head_dim, model.document_end >= 0)
 
 
 def require_fast_attention(kernel: str, model: ModelConfig) -> None:
-    """Raises ValueError for plain matrix products whose scores would fill the memory."""
+    """Raises ValueError if attention would store every score of a long context."""
     if kernel == MATH and model.seq_len > MATH_TOKENS:
         allowed = (
             f"flash, cuDNN or memory-efficient attention above {MATH_TOKENS} tokens (here"

@@ -1,10 +1,10 @@
-"""Reads plain values of JSON, TOML or `--set` as values of a type.
+"""Converts plain values from JSON, TOML or `--set` to a given type, and validates them.
 
-Values are merged first, and then validated. A dataclass describes a file that we write completely,
-a TypedDict a file that may have more fields than we need.
+Values are merged before they are validated. A dataclass rejects unknown fields, and a TypedDict
+keeps them.
 
-No library does this. cattrs converts "3" to 3, msgspec and pydantic drop unknown fields, and
-msgspec tells the place of an error only in its text.
+No library does this: cattrs converts "3" to 3, msgspec and pydantic drop unknown fields, and
+msgspec reports the location of an error only in its text.
 """
 
 import dataclasses
@@ -18,26 +18,26 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is
 
 from gram_platform.config.identity import InvalidField, Steps, one_of, parse_with
 
-# The largest file of ours has 2 MB.
+# Our largest file has 2 MB.
 MOST_JSON_BYTES = 32 * 2**20
 SCALARS = {str: "a text", int: "an integer", float: "a number", bool: "true or false"}
 STEP = re.compile(r"\[([^\]]*)\]|\.?([\w-]+)")
 
 
 def name_of(steps: Steps) -> str:
-    """Joins the steps to a field into a name, such as `sizes[0.6M].peak_lr` or `rows[1].label`."""
+    """Joins keys and indices to a field name, such as `sizes[0.6M].peak_lr` or `rows[1].label`."""
     is_name = re.compile(r"[A-Za-z_]\w*").fullmatch
     names = [f".{step}" if is_name(str(step)) else f"[{step}]" for step in steps]
     return "".join(names).removeprefix(".")
 
 
 def steps_of(name: str) -> list[str]:
-    """Splits a field's name into steps. Indices of arrays remain strings."""
+    """Splits a field's name into keys and indices. Indices remain strings."""
     return [bracketed or plain for bracketed, plain in STEP.findall(name)]
 
 
 def overlaid(base: Any, changes: Any) -> Any:
-    """Merges plain values into a dataclass or a table. Fields that `changes` lacks stay."""
+    """Returns the fields of `base` (a dataclass or table), recursively updated with `changes`."""
     if dataclasses.is_dataclass(base):
         fields = [field.name for field in dataclasses.fields(base) if field.init]
         base = {name: getattr(base, name) for name in fields}
@@ -47,10 +47,10 @@ def overlaid(base: Any, changes: Any) -> Any:
 
 
 def parse_json(text: str | bytes, kind: Any = object) -> Any:
-    """Reads JSON as a value of this type (see `from_plain`).
+    """Parses JSON and converts it to the type `kind` (see `from_plain`).
 
-    Raises InvalidField for a value of another type, and ValueError for text that is not JSON, too
-    deep or too long.
+    Raises InvalidField for a value of another type, and ValueError for text that is not JSON, is
+    too long or is nested too deeply.
     """
     if len(text) > MOST_JSON_BYTES:
         raise ValueError(f"it has more than {MOST_JSON_BYTES >> 20} MiB")
@@ -58,12 +58,12 @@ def parse_json(text: str | bytes, kind: Any = object) -> Any:
 
 
 def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
-    """Builds a value of this type from plain values, and validates it.
+    """Converts plain values to the type `kind`, and validates them.
 
-    `steps` lead to the value in its document. A table becomes a dataclass, and a dataclass is kept.
-    A TypedDict is a table that may have further fields. Where the type says so, arrays and tables
-    of pairs become tuples, integers become floats, and `false` becomes None. Raises InvalidField
-    for an unknown, missing or wrong field, and for a field that a dataclass rejects.
+    `steps` is the value's path in its document, for errors. Where the type requires it, tables
+    become dataclasses or tuples of pairs, arrays become tuples, integers become floats, and `false`
+    becomes None. Dataclass instances are kept. A TypedDict may have further fields. Raises
+    InvalidField for an unknown, missing or wrong field.
     """
     options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if NoneType in options and (plain is None or plain is False):
@@ -128,7 +128,6 @@ def _build(kind: Any, plain: Any, steps: Steps) -> Any:
 
 @functools.cache
 def _read_hints(kind: Any) -> tuple[dict[str, Any], list[str]]:
-    """Returns (types of the fields, names of the required fields) of a dataclass or TypedDict."""
     hints, nothing = get_type_hints(kind), dataclasses.MISSING
     if is_typeddict(kind):
         return hints, [name for name in hints if name in kind.__required_keys__]

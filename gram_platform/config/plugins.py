@@ -1,4 +1,4 @@
-"""Adds the entry points of installed packages to our methods, corpora and studies."""
+"""Combines our methods, corpora and studies with those of installed packages."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class Table(MutableMapping[str, Any]):
-    """Maps names to values of one kind: ours in their order, then those of installed packages.
+    """Maps names to values of one kind: first ours, then those of installed packages.
 
-    A package declares a value as an entry point of `group`. Entry points, and our values that are
-    written `module:name`, are imported on first use. Raises ValueError, which names the package, if
-    a name is reserved or already taken, or if a value cannot be imported or fails `is_usable`.
+    A package declares a value as an entry point of `group`. Entry points are imported on first use.
+    So are our values that are written as `module:name`. Raises ValueError with the package's name
+    if an entry point has a reserved or taken name, cannot be imported, or fails `is_usable`.
     """
 
     def __init__(
@@ -27,7 +27,6 @@ class Table(MutableMapping[str, Any]):
 
     @functools.cached_property
     def _entries(self) -> dict[str, EntryPoint]:
-        """The entry points by name, cached because reading them takes tens of milliseconds."""
         entries: dict[str, EntryPoint] = {}
         for entry in entry_points(group=self.group):
             taken = f"{self._about(entry)}: the name is taken by"

@@ -1,4 +1,4 @@
-"""Describes where numbers come from, by a submission's code, machine, command and start."""
+"""Records the code, machine, command and start time of each submission."""
 
 import os
 import platform
@@ -29,11 +29,10 @@ PACKAGES = ("gram-platform", "torch", "ray", "mlflow")
 
 @dataclass(frozen=True)
 class Code:
-    """The code of a process.
+    """Identifies the code of a process.
 
-    `commit` is the checkout's commit, with CHANGED if tracked files differ, or "" without a
-    checkout. `sources` is a hash of the package's files, which is equal in a checkout, an upload
-    and a wheel.
+    `commit` is the checkout's commit, plus CHANGED if tracked files differ, or "" if unknown.
+    `sources` is a hash of the package's files, equal for a checkout, an upload and a wheel.
     """
 
     commit: str
@@ -45,11 +44,10 @@ class Code:
 
 @dataclass(frozen=True)
 class Provenance:
-    """One submission of a study or a search.
+    """Describes one submission of a study or a search.
 
-    `started` is UTC in ISO 8601. `upload` is the hash by which Ray names the job's files, or ""
-    without a job. `node_hours` is the sum of hours times ranks over executed nodes. It is 0 until
-    the submission ends.
+    `started` is in UTC and ISO 8601. `upload` is Ray's hash of the job's files, or "" outside a
+    job. `node_hours` sums hours x ranks over executed nodes, and is 0 until the submission ends.
     """
 
     started: str
@@ -66,13 +64,13 @@ class Provenance:
         return Code(self.commit, self.sources)
 
     def after(self, earlier: Sequence[Mapping]) -> tuple[Mapping, ...]:
-        """Appends this submission to `earlier`, and keeps the first and the newest submissions."""
+        """Appends this submission to `earlier`. Keeps only the first and the newest submissions."""
         rows: list[Mapping] = [*earlier, {**asdict(self), "versions": dict(self.versions)}]
         return tuple(rows if len(rows) <= NUM_KEPT else [rows[0], *rows[1 - NUM_KEPT :]])
 
 
 class SubmissionRow(TypedDict):
-    """The fields of `Provenance` in the record of a study or a search."""
+    """A `Provenance` in the stored record of a study or a search."""
 
     started: str
     command: str
@@ -88,7 +86,7 @@ class Submissions(TypedDict, total=False):
     submissions: list[SubmissionRow]
 
 
-# Submissions of one study that are kept: the first and the newest.
+# Submissions that are kept of one study: the first and the newest.
 NUM_KEPT = 20
 
 
@@ -97,7 +95,7 @@ def code_text(rows: Sequence[Mapping]) -> str:
 
 
 def submissions_text(rows: Sequence[Mapping]) -> str:
-    """Describes the newest submission, and lists other commits that earlier submissions ran."""
+    """Describes the newest submission, and summarises the earlier ones and their commits."""
     if not rows:
         return ""
     *earlier, newest = rows
@@ -121,7 +119,7 @@ def _read_code(row: Mapping) -> Code:
 
 
 def provenance(machine: str, upload: str = "") -> Provenance:
-    """Describes this process as a submission that starts now."""
+    """Returns the provenance of a submission that starts now in this process."""
     code, versions = code_of_process(), {"Python": platform.python_version()}
     for name in PACKAGES:
         # A checkout may not be installed, and a machine that only reads may lack packages.
@@ -149,7 +147,6 @@ def code_of_process() -> Code:
 
 
 def _commit() -> str:
-    """Returns the package's commit, or "" for an upload, a wheel or a machine without git."""
     try:
         if not _git("ls-files", "--error-unmatch", "--", str(PACKAGE / "__init__.py")):
             return ""

@@ -1,8 +1,8 @@
 """Plans the domain, route and sequences of every micro-batch of a run.
 
-The schedule follows from the config only. Hashes of the seed and a counter replace a random
-generator's state, so the schedule is the same on every rank and after every interruption. A keyed
-permutation maps a micro-batch's cursor to its sequences, so no array grows with the data.
+The schedule depends only on the config. Hashes of the seed and a counter replace a random
+generator, so the schedule is the same on all ranks and after interruptions. A keyed permutation
+maps a micro-batch's cursor to its sequences, so no shuffled indices are stored.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class Route:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One micro-batch of a schedule. `cursor` counts earlier draws of the domain's sequences."""
+    """One micro-batch of a schedule. `cursor` is the number of earlier draws from its domain."""
 
     index: int
     domain: str
@@ -44,9 +44,9 @@ class MicroBatch:
 
 
 def passes_of_window(window: Sequence[MicroBatch], most: int) -> list[list[MicroBatch]]:
-    """Divides a window into the fewest passes of at most `most` micro-batches.
+    """Divides a window into the fewest passes with at most `most` micro-batches each.
 
-    Micro-batches that train the core come first, except in passes of one micro-batch.
+    Micro-batches that train the core come first, unless passes have one micro-batch.
     """
     number = -(-len(window) // most)
     size = -(-len(window) // number)
@@ -56,21 +56,18 @@ def passes_of_window(window: Sequence[MicroBatch], most: int) -> list[list[Micro
     return [ordered[first : first + size] for first in range(0, len(ordered), size)]
 
 
-# Counter-based randomness:
-
-
 def hash_key(*parts: object) -> int:
-    """Hashes values that have canonical JSON to 64 bits."""
+    """Hashes the canonical JSON of values to a 64-bit integer."""
     return int.from_bytes(
         hashlib.sha256(canonical_json(list(parts)).encode()).digest()[:8], "little"
     )
 
 
 def hash_counters(key: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """Hashes counters to uint64 of their shape, by SplitMix64 of key + counter x golden ratio.
+    """Returns, for each counter n, output number n of SplitMix64, as uint64.
 
-    This is the generator of Steele et al. (2014). `key` may be an array of uint64, one for each
-    counter.
+    The generator (Steele et al., 2014) is seeded with `key`, which may be an array of uint64 with
+    one key for each counter.
     """
     z = np.asarray(key, _U64) + (counters.astype(_U64) + _U64(1)) * _U64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
@@ -79,16 +76,16 @@ def hash_counters(key: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
 
 
 def uniforms(key: int, counters: np.ndarray) -> np.ndarray:
-    """Returns float64 numbers in [0, 1) of the counters' shape."""
+    """Returns a float64 number in [0, 1) for each counter."""
     return (hash_counters(key, counters) >> _U64(11)) * 2.0**-53
 
 
 def permute(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = False) -> np.ndarray:
     """Permutes int64 indices in [0, size), each by its own uint64 key.
 
-    Returns int64 images. With `inverse`, maps images back to indices. Applies a balanced Feistel
-    network of six rounds over the next power of four until the image is in range (Black and Rogaway
-    2002, "Ciphers with arbitrary finite domains").
+    Returns int64 images or, if `inverse`, maps images back to indices. Applies a balanced Feistel
+    network of six rounds over the next power of four until the result is below `size` (Black and
+    Rogaway 2002, "Ciphers with arbitrary finite domains").
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     values = _feistel(indices.astype(_U64), keys, half_bits, inverse)
@@ -100,7 +97,6 @@ def permute(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = Fa
 
 
 def _feistel(values: np.ndarray, keys: np.ndarray, half_bits: int, inverse: bool) -> np.ndarray:
-    """Applies the network. The inverse swaps the halves and reverses the rounds."""
     mask, shift = _U64((1 << half_bits) - 1), _U64(half_bits)
     halves, rounds = (values >> shift, values & mask), range(NUM_ROUNDS)
     left, right = halves[::-1] if inverse else halves
@@ -113,8 +109,8 @@ def _feistel(values: np.ndarray, keys: np.ndarray, half_bits: int, inverse: bool
 class Schedule:
     """A run's micro-batches. `schedule[t]` is micro-batch t, and `len(schedule)` their number.
 
-    A route unit shares one route. It is a micro-batch (heterogeneous accumulation) or a window
-    (uniform).
+    Routes are drawn for units. A unit is a micro-batch if accumulation is heterogeneous, and a
+    window if it is uniform.
     """
 
     def __init__(self, config: RunConfig):
@@ -135,11 +131,11 @@ class Schedule:
         return uniforms(hash_key(self.config.seed, name), self._units) < probability
 
     def _draw_companions(self) -> np.ndarray:
-        """Draws each unit's companions, as bits of int64 [num_units].
+        """Draws each unit's companions, and returns them as bits of int64 [num_units].
 
-        Companions are active next to the module of the unit's domain. The config gives core batches
-        one companion (the paper), a random subset [ours] or all modules. `_route` decides which
-        companions are trained.
+        Companions are active modules other than the unit's own. Core batches with companions have
+        one (the paper), a random subset [ours] or all modules. `_route` decides which companions
+        are trained.
         """
         routing, num_subsets = self.config.routing, 1 << len(self._modules)
         beside = np.zeros(len(self._units), dtype=np.int64)
@@ -161,7 +157,6 @@ class Schedule:
         return beside
 
     def _draw_companion(self) -> np.ndarray:
-        """Draws the index of one module for each unit, int64 [num_units]."""
         draws = self._hash_units("robust module")
         weights = dict(self.config.routing.companion_weights)
         if not weights:
@@ -170,10 +165,10 @@ class Schedule:
         return np.searchsorted(edges / edges[-1], (draws >> _U64(11)) * 2.0**-53, side="right")
 
     def _shuffle_domains(self) -> np.ndarray:
-        """Returns the domain index of each unit, int16 [num_units], shuffled by the seed.
+        """Returns the domain index of each unit, int16 [num_units], in an order fixed by the seed.
 
-        Each domain has exactly its number of units in the mixture. In unlearning runs, forget and
-        retain units alternate, each kind in shuffled order.
+        Each domain gets exactly its number of units in the mixture. In unlearning runs, forget and
+        retain units alternate, and each kind is shuffled.
         """
         counts = [d.num_draws // self.config.route_unit for d in self.config.data.domains]
         in_order = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
@@ -200,7 +195,7 @@ class Schedule:
         return [self[t] for t in range(step * size, (step + 1) * size)]
 
     def route_counts(self, num_micro_batches: int | None = None) -> dict[tuple[str, Route], int]:
-        """Counts the first `num_micro_batches` (default: all) by domain and route."""
+        """Counts the first `num_micro_batches` (default: all) by (domain, route)."""
         count = len(self) if num_micro_batches is None else min(num_micro_batches, len(self))
         domains = self._domain_of_unit[: -(-count // self._per_unit)]
         sizes = np.full(len(domains), self._per_unit)
@@ -217,7 +212,7 @@ class Schedule:
 
     @cached_property
     def _unit_rank(self) -> np.ndarray:
-        """The number of earlier units of the same domain, int64 [num_units]."""
+        """For each unit, the number of earlier units of its domain, int64 [num_units]."""
         rank = np.empty(len(self._domain_of_unit), dtype=np.int64)
         for index in range(len(self.domains)):
             mine = self._domain_of_unit == index
@@ -225,12 +220,13 @@ class Schedule:
         return rank
 
     def _route(self, unit: int, domain: str) -> Route:
-        """Routes a unit as in the paper (`sec:method`).
+        """Returns a unit's route, as in the paper (`sec:method`).
 
-        A domain without a module always trains the core. A core batch trains its companions, and an
-        auxiliary batch does not [ours]. An unlabelled batch activates and trains everything
-        (`app:partial`). With `freeze_core` only modules are trained. With `spreads_embeddings` an
-        auxiliary batch may train `EMBEDDINGS`.
+        Batches of a domain without a module always train the core. A core batch also trains its
+        companions, while an auxiliary batch only activates them [ours]. An unlabelled batch
+        activates and trains everything (`app:partial`). With `freeze_core`, only modules are
+        trained. With `spreads_embeddings`, auxiliary batches that do not train the core train
+        `EMBEDDINGS`.
         """
         routing = self.config.routing
         core_sets = set() if routing.freeze_core else {SHARED, CORE_MLP}
@@ -245,7 +241,7 @@ class Schedule:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of every unit's domain and route, for results and to compare ranks."""
+        """A hash of every unit's domain and route, stored in results as `plan_sha256`."""
         digest = hashlib.sha256(self._domain_of_unit.astype("<i2").tobytes())
         for unit, domain_index in enumerate(self._domain_of_unit):
             route = self._route(unit, self.domains[domain_index])
@@ -260,15 +256,15 @@ _schedule = lru_cache(maxsize=4)(Schedule)
 def route_counts(
     config: RunConfig, num_steps: int | None = None
 ) -> Mapping[tuple[str, Route], int]:
-    """Counts the micro-batches of a run, or of its first steps, by domain and route."""
+    """Counts a run's micro-batches in the first `num_steps` (default: all) by (domain, route)."""
     num_micro_batches = None if num_steps is None else num_steps * config.micro_batches_per_step
     return _schedule(config).route_counts(num_micro_batches)
 
 
 def draw_positions(seed: int, budget: DomainBudget, cursor: int, count: int) -> np.ndarray:
-    """Returns the pool positions of a domain's draws from `cursor` on, int64 [count].
+    """Returns the pool positions of a domain's next `count` draws after `cursor`, int64 [count].
 
-    Each pass over the pool has another order, keyed by seed, domain and pass.
+    Each pass over the pool has a different order, determined by seed, domain and pass number.
     """
     passes, within = np.divmod(np.arange(cursor, cursor + count), budget.num_sequences)
     numbers = range(int(passes[0]), int(passes[-1]) + 1)
@@ -279,10 +275,10 @@ def draw_positions(seed: int, budget: DomainBudget, cursor: int, count: int) -> 
 def domain_permutation(
     data_id: str, domain: str, num_available: int, inverse: bool = False
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the fixed permutation of a domain's training sequences, as a function.
+    """Returns a function that computes the fixed permutation of a domain's training sequences.
 
-    The function maps int64 indices in [0, num_available) to int64 images, or back if `inverse`. No
-    permutation is stored. Pools are prefixes or slices of the permutation.
+    It maps int64 indices in [0, num_available) to int64 images, or back if `inverse`. Pools are
+    prefixes or slices of the permutation.
     """
     key = _U64(hash_key(data_id, "domain", domain))
     return lambda indices: permute(num_available, np.full(indices.shape, key), indices, inverse)

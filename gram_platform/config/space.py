@@ -1,4 +1,4 @@
-"""Defines what a search varies and optimises, and the columns of its trials."""
+"""Defines the parameters and objectives of a search, and the columns of its trials."""
 
 import math
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ FORM = "name=low:high, name=log:low:high, or name=value for a constant"
 
 @dataclass(frozen=True)
 class Parameter:
-    """A searched parameter with values from `low` to `high`, uniform or log-uniform."""
+    """A searched parameter: uniform from `low` to `high` or, if `log`, log-uniform."""
 
     name: str
     low: float
@@ -40,20 +40,20 @@ class Parameter:
         return self.low <= value <= self.high
 
     def at(self, share: float) -> float:
-        """Returns the value at a share of the range, from 0 to 1."""
+        """Maps a share, from 0 to 1, to a value in the range."""
         if self.log:
             return self.low * (self.high / self.low) ** share
         return self.low + share * (self.high - self.low)
 
     def share_of(self, value: float) -> float:
-        """Returns a value's place in the range, from 0 to 1."""
+        """Maps a value in the range to a share, from 0 to 1. Inverse of `at`."""
         scale = math.log if self.log else float
         return (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low))
 
 
 @dataclass(frozen=True)
 class Space:
-    """The parameters of a search, and the widest ranges that they may have."""
+    """The parameters of a search, and the widest ranges that users can set."""
 
     parameters: tuple[Parameter, ...]
     # The widest ranges allowed. Other parameters have no limit.
@@ -74,7 +74,7 @@ class Space:
         return tuple(p.name for p in self.parameters)
 
     def with_overrides(self, texts: Iterable[str]) -> "Space":
-        """Returns a space with the ranges of texts of the form `FORM`, or raises ValueError."""
+        """Returns a copy with ranges from texts (see `FORM`). Raises ValueError for other texts."""
         ranges = {p.name: p for p in self.parameters}
         for text in texts:
             name, separator, rest = text.partition("=")
@@ -87,7 +87,7 @@ class Space:
 
 @dataclass(frozen=True)
 class SearchObjective:
-    """A metric to minimise. The sampler gets `worst` for a diverged trial."""
+    """A metric to minimise. A diverged trial reports `worst` to the sampler."""
 
     metric: str
     worst: float
@@ -95,7 +95,7 @@ class SearchObjective:
 
 @dataclass(frozen=True)
 class TrialColumns:
-    """The columns of a search's `trials.csv` by which people compare its trials."""
+    """The columns of `trials.csv` that are used to compare a search's trials."""
 
     # What the search varies.
     parameters: tuple[str, ...] = ()

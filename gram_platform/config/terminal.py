@@ -8,23 +8,23 @@ from typing import TextIO
 
 from gram_platform.config.identity import mask_secrets, printable
 
-# In letters.
+# In characters.
 LONGEST_CELL = 500
 
 
 def say(text: object = "", file: TextIO | None = None) -> None:
-    """Prints lines to a file (default: standard output) at once, as `printable` text."""
+    """Prints `printable` text to a file (default: standard output), and flushes it."""
     print(printable(str(text)), file=file, flush=True)
 
 
 def say_progress(text: str) -> None:
-    """Replaces the last line if standard error is a terminal. Otherwise prints nothing."""
+    """Overwrites the current line if standard error is a terminal. Otherwise prints nothing."""
     if sys.stderr.isatty():
         print(f"\r{one_line(printable(text))}   ", end="", file=sys.stderr, flush=True)
 
 
 def say_bytes() -> Callable[[str, int, int | None], None]:
-    """Returns a function that prints, at most every 5 s, how much is read or packed."""
+    """Returns a function that prints progress in bytes, at most every 5 s."""
     last = time.monotonic()
 
     def report(what: str, done: int, total: int | None) -> None:
@@ -42,6 +42,6 @@ def warn(text: str, stacklevel: int = 1) -> None:
 
 
 def one_line(text: object) -> str:
-    """Puts a text into one line without secrets, and cuts it if it is long."""
+    """Joins a text's lines into one, masks secrets, and truncates it to `LONGEST_CELL`."""
     line = " ".join(mask_secrets(str(text)).split())
     return line if len(line) <= LONGEST_CELL else f"{line[:LONGEST_CELL]}..."

@@ -1,4 +1,4 @@
-"""Configures the parts of a training stage, such as model, mixture, routing and optimizer."""
+"""Defines the parts of a `RunConfig`, such as model, mixture, routing and optimizer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ def is_unlabelled(name: str) -> bool:
 def core_first(domains: tuple, name=lambda domain: domain) -> tuple:
     """Sorts items by domain, core first, so that equal mixtures give equal configs.
 
-    `name(item)` is the item's domain.
+    `name(item)` returns the item's domain.
     """
     return tuple(sorted(domains, key=lambda d: (name(d) != CORE, name(d))))
 
@@ -43,16 +43,15 @@ STARCODER2, LLAMA = ARCHITECTURES = ("starcoder2", "llama")
 class ModuleSpec:
     """A domain's module in every layer: an MLP next to the core's, or a LoRA on its projections.
 
-    `reserved` modules are hidden units of the core's MLP. They have no output bias, and their other
-    biases are trained only with the core. They can also have query heads, which share an additional
-    key-value head.
+    A `reserved` module acts as additional hidden units of the core's MLP: it has no output bias,
+    and its other biases are trained only with the core. It can also have query heads, which share
+    an additional key-value head.
     """
 
     domain: str
     kind: str
     # Hidden units, or the rank of a lora.
     width: int
-    # Query heads.
     num_heads: int = add_field(0)
 
     def __post_init__(self) -> None:
@@ -66,9 +65,9 @@ class ModuleSpec:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Decoder-only transformer with grouped-query attention.
+    """The config of a decoder-only transformer with grouped-query attention.
 
-    `d_mlp` is the core MLP's width (0: none, as in DEMix).
+    `d_mlp` is the core MLP's width, or 0 for none, as in DEMix.
     """
 
     num_layers: int
@@ -82,7 +81,7 @@ class ModelConfig:
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
     init_std: float = 0.02
-    # Token that ends a document, which attention never crosses; -1: no such token.
+    # The end-of-document token, which attention never crosses; -1: none.
     document_end: int = add_field(-1)
     # The stock model whose block this is.
     architecture: str = add_field(STARCODER2)
@@ -124,12 +123,12 @@ class ModelConfig:
 
     @property
     def group_size(self) -> int:
-        """The query heads that share a key-value head."""
+        """The number of query heads that share a key-value head."""
         return self.num_heads // self.num_kv_heads
 
     @property
     def is_llama(self) -> bool:
-        """Whether norms are RMSNorm and MLPs SwiGLU, not LayerNorm and GELU with biases."""
+        """True for RMSNorm and SwiGLU, False for LayerNorm and GELU MLPs with biases."""
         return self.architecture == LLAMA
 
     @property
@@ -138,11 +137,10 @@ class ModelConfig:
 
 
 def merge_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfig:
-    """Returns a view's dense shape, as wide as its core and active MLPs together.
+    """Returns the config of a view's dense model, as wide as its core and active MLPs together.
 
-    Each active module with heads adds a key-value head, and as many query heads as share a
-    key-value head of the core. A Llama can have still more heads, because its number of query heads
-    must divide d_model.
+    Each active module with heads adds a key-value head and `group_size` query heads. A Llama may be
+    padded with more heads, because its number of query heads must divide `d_model`.
     """
     modules = [m for m in config.modules if m.domain in active]
     width = config.d_mlp + sum(m.width for m in modules if m.kind != "lora")
@@ -170,7 +168,7 @@ OBJECTIVES = ("cross_entropy", DISTILLATION, *MAXENT_KINDS, MISDIRECTION, "gradi
 
 @dataclass(frozen=True)
 class Slice:
-    """`num_sequences` consecutive sequences of a domain's permutation, from position `first`."""
+    """`num_sequences` consecutive sequences of a domain's permutation, starting at `first`."""
 
     domain: str
     first: int
@@ -184,11 +182,11 @@ class Slice:
 
 @dataclass(frozen=True)
 class DomainBudget:
-    """The data that a run draws under one label: `num_draws` sequences from a pool.
+    """The data that a run draws with one label: `num_draws` sequences from a pool.
 
-    The pool is the first `num_sequences` of the domain's permutation or, if `slices` are given,
-    those slices of any domains. Sequences repeat only if num_draws > num_sequences, in a new order
-    for each pass over the pool.
+    The pool is the first `num_sequences` of the domain's permutation or, if given, `slices` of any
+    domains. Sequences repeat only if `num_draws` > `num_sequences`. Each pass over the pool has a
+    new order.
     """
 
     name: str
@@ -232,7 +230,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class RoutingConfig:
-    """The paper's routing probabilities; a model without modules ignores them."""
+    """The paper's routing probabilities. Models without modules ignore them."""
 
     # p_cr: a core batch also activates and trains a random module.
     p_core_robust: float = 0.0
@@ -278,7 +276,7 @@ class RoutingConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW for each parameter set, with a warm-up-stable-decay schedule over the steps."""
+    """Configures AdamW for each parameter set, and its warm-up-stable-decay schedule."""
 
     peak_lr: float
     warmup_fraction: float
@@ -309,14 +307,14 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class EvalPoints:
-    """Equally spaced evaluations on validation data with every module active, until the end."""
+    """Configures equally spaced validations during training, with all modules active."""
 
     # 0: no evaluation while training.
     num_points: int
     # The first sequences of each domain's validation split.
     num_sequences: int
     domains: tuple[str, ...]
-    # Stop after so many evaluations without a better mean loss over domains; 0: never.
+    # Stop after this many evaluations without a better mean loss over domains; 0: never.
     patience: int = 0
     # Equally spaced steps after which `probe_norms` measures each module's gradients.
     num_probes: int = add_field(0)
@@ -331,19 +329,22 @@ class EvalPoints:
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss to minimise: cross entropy (CE), distillation, or one that unlearns domains.
+    """The loss to minimise: cross entropy (CE), distillation, or a loss that unlearns domains.
 
-    `distillation` is KL(p of the run's start || p). The trained model begins as the start with
-    noise: matrices as (1 - noise) start + noise x noise_scale x Xavier's uniform matrix, biases and
-    norms' gains as (1 - noise) start + noise x their initial value.
+    `distillation` minimises KL(run's start || model). Training begins from a noised copy of the
+    start: matrices are (1 - noise) start + noise x noise_scale x Xavier-uniform matrix, biases and
+    norm gains are (1 - noise) start + noise x initial value.
 
-    Half of an unlearning window's micro-batches are of forget domains. The loss is a forget term on
-    these + `retain_weight` x CE on others. The forget term is ME with MaxEnt: KL(p || uniform) with
-    `maxent_entropy` (the paper), KL(uniform || p) with `maxent_kl` (the cited method). It is -CE
-    with `gradient_difference`. With `misdirection` both terms are squared distances of a layer's
-    activations. Forget domains compare them with a fixed random vector, others with the activations
-    of the run's start. With `responses_after` CE counts only the tokens between this text and the
-    end of their document.
+    In unlearning, half of each window's micro-batches are from forget domains. The loss is a forget
+    term on these + `retain_weight` x CE on the others. The forget term is, by kind:
+
+    - `maxent_entropy`: KL(p || uniform) (the paper), called ME.
+    - `maxent_kl`: KL(uniform || p) (the cited method), also called ME.
+    - `gradient_difference`: -CE.
+    - `misdirection`: the squared distance of a layer's activations to a fixed random vector. This
+      kind replaces CE with the squared distance to the activations of the run's start.
+
+    If `responses_after` is set, CE counts only tokens between this text and the document's end.
     """
 
     kind: str = "cross_entropy"
@@ -351,7 +352,7 @@ class Objective:
     retain_weight: float = 1.0
     # Stop after the first step whose mean ME is at most this; 0: never.
     stop_below: float = add_field(0.0)
-    # Misdirection: number of first layers, which are trained. The last layer's output is compared.
+    # Misdirection trains this many first layers, and steers the output of the last of them.
     steered_layers: int = add_field(0)
     # Misdirection: length of the forget domains' target vector.
     steering: float = add_field(0.0)

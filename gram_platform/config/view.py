@@ -1,4 +1,4 @@
-"""Defines a view, which is a run with some of its modules active, and evaluations of views."""
+"""Defines views, which are runs with some of their modules active, and evaluations of views."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from gram_platform.config.training import CORE, ModelConfig, ModuleSpec, core_fi
 
 # Pairs such as a domain and a text.
 Texts = tuple[tuple[str, str], ...]
-# Part of every eval_id. Raise it when an equal evaluation would give another result.
+# Part of every eval_id. Increase it when an equal evaluation would give a different result.
 EVAL_VERSION = 1
 VIEW_RULES = ("constant", "by_domain")
 PRECISIONS = ("float32", "bfloat16")
@@ -31,7 +31,7 @@ IMPORTED = "imported-"
 
 @dataclass(frozen=True)
 class View:
-    """A run with some of its modules, or with modules of other runs, to be evaluated."""
+    """A run with active modules, which may come from other runs."""
 
     run_id: str
     # (domain, weight), sorted, zeros dropped.
@@ -68,22 +68,21 @@ class View:
 
     @property
     def origins(self) -> dict[str, str]:
-        """The run or imported model that each module comes from, by domain."""
+        """{domain: run or imported model that provides the domain's module}."""
         domains = [domain for domain, _ in self.weights] + [CORE] * (self.rule == "by_domain")
         return dict.fromkeys(domains, self.run_id) | dict(self.sources)
 
     def model(self, model_of: Callable[[str], ModelConfig]) -> ModelConfig:
         """Returns the model's config with only the view's modules.
 
-        `model_of` reads the config of a run or imported model. Raises ValueError if a module is
-        missing.
+        `model_of(id)` returns a run's or import's config. Raises ValueError for a missing module.
         """
         specs = (_find_module(model_of(run_id), run_id, d) for d, run_id in self.origins.items())
         return replace(model_of(self.run_id), modules=tuple(specs))
 
     @property
     def run_ids(self) -> frozenset[str]:
-        """The runs whose weights the view uses, without imported models."""
+        """The ids of the runs whose weights the view uses, excluding imported models."""
         origins = {self.run_id, *self.origins.values()}
         return frozenset(origin for origin in origins if not origin.startswith(IMPORTED))
 
@@ -101,7 +100,7 @@ def _find_module(source: ModelConfig, run_id: str, domain: str) -> ModuleSpec:
 
 
 class _Identified:
-    """Gives an evaluation its id, the hash of its kind and fields."""
+    """Base class of evaluations. `eval_id` is a hash of kind and fields."""
 
     _kind: ClassVar[str]
 
@@ -112,7 +111,7 @@ class _Identified:
 
 @dataclass(frozen=True)
 class Evaluation(_Identified):
-    """A view's mean losses on fixed sequences of a split."""
+    """Measures a view's mean loss on fixed sequences of each domain."""
 
     _kind = "evaluation"
     # The kind of evaluation (see `engine.evaluation`), which is not part of the JSON.
@@ -136,7 +135,7 @@ LOSSES = Evaluation.measure
 
 @dataclass(frozen=True)
 class TokenLosses(_Identified):
-    """A view's loss on every token of the first validation sequences of each domain."""
+    """Measures a view's loss on every token of each domain's first validation sequences."""
 
     _kind = "token_losses"
     view: View
@@ -145,7 +144,7 @@ class TokenLosses(_Identified):
     num_sequences: int
     precision: str = "bfloat16"
     measure: Literal["tokens"] = "tokens"
-    # Pairs of a domain and a text, which is measured next to the sequences.
+    # (domain, text) pairs to measure in addition to the sequences.
     texts: tuple[tuple[str, str], ...] = add_field(())
 
     def __post_init__(self) -> None:
@@ -156,10 +155,10 @@ class TokenLosses(_Identified):
 
 @dataclass(frozen=True)
 class Continuations(_Identified):
-    """Continuations of the beginnings of validation documents, sampled from a view token by token.
+    """Samples continuations from a view, with beginnings of validation documents as prompts.
 
-    `documents` are indices, from 0, of a domain's validation documents that are longer than the
-    prompt. With equal seeds every view gets the same random numbers for a document.
+    `documents` are indices, from 0, into a domain's validation documents that are longer than the
+    prompt. With equal seeds, all views use the same random numbers for a document.
     """
 
     _kind = "continuations"
@@ -168,13 +167,13 @@ class Continuations(_Identified):
     domains: tuple[str, ...]
     documents: tuple[int, ...]
     num_prompt_tokens: int
-    # The most tokens of a continuation, which ends with its document.
+    # The most tokens of a continuation. It ends earlier if the view ends the document.
     num_tokens: int
     temperature: float = 1.0
     seed: int = 0
     precision: str = "bfloat16"
     measure: Literal["samples"] = "samples"
-    # Pairs of a domain and a prompt, which replace the documents' beginnings.
+    # (domain, prompt) pairs that replace the documents' beginnings.
     texts: tuple[tuple[str, str], ...] = add_field(())
 
     def __post_init__(self) -> None:
@@ -190,16 +189,16 @@ class Continuations(_Identified):
 
     @property
     def num_sequences(self) -> int:
-        """The number of documents of each domain.
+        """The number of prompts, for cost estimates.
 
-        A continuation costs at most the forward pass of one sequence.
+        A continuation costs at most one sequence's forward pass.
         """
         return len(self.texts or self.documents)
 
 
 @dataclass(frozen=True)
 class TaskScores(_Identified):
-    """A view's scores on tasks of the LM Evaluation Harness, such as WMDP or MMLU."""
+    """Scores a view on tasks of the LM Evaluation Harness, such as WMDP or MMLU."""
 
     _kind = "task_scores"
     view: View
@@ -211,7 +210,7 @@ class TaskScores(_Identified):
     files_sha256: str = ""
     # Examples before each question, or -1 for the task's own number.
     num_fewshot: int = -1
-    # How many first documents of each task are scored, or 0 for all.
+    # Only the first documents of each task are scored, or all for 0.
     limit: int = 0
     precision: str = "float32"
     measure: Literal["tasks"] = "tasks"
@@ -228,7 +227,7 @@ AnyEvaluation = Evaluation | TokenLosses | Continuations
 
 
 def evaluation_from_plain(plain: Mapping) -> AnyEvaluation | TaskScores:
-    """Reads an evaluation of any kind from its JSON. Raises ValueError for an unknown measure."""
+    """Builds an evaluation of any kind from JSON. Raises ValueError for an unknown measure."""
     kinds = {kind.measure: kind for kind in (Evaluation, TokenLosses, Continuations, TaskScores)}
     measure = plain.get("measure", LOSSES)
     require_choice("evaluation.measure", measure, tuple(kinds))

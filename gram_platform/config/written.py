@@ -1,4 +1,4 @@
-"""Reads users' files of text, JSON and TOML. Errors name file, line and field."""
+"""Reads users' text, JSON and TOML files. Errors include the file, line and field."""
 
 import contextlib
 import errno
@@ -26,7 +26,7 @@ from gram_platform.config.plain import (
     steps_of,
 )
 
-# Bytes of a record, a table or a tokenizer, since a small packed file must not fill the memory.
+# Bytes of a record, table or tokenizer, so that a small packed file cannot fill the memory.
 MAX_RECORD_BYTES = 1 << 28
 # The first bytes of a file that Git LFS has not fetched.
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -37,10 +37,10 @@ PART = re.compile(r"\"([^\"]*)\"|'([^']*)'|([\w-]+)")
 
 
 def target_kind(field: str, path: Path | str) -> str:
-    """Follows links, and returns A_FILE, A_FOLDER, or "" if nothing is there.
+    """Returns A_FILE, A_FOLDER, or "" if the path does not exist. Follows links.
 
-    `field` names the user's path in errors. Raises ValueError for a pipe, socket or device, a link
-    without a target, and a path that cannot be reached.
+    `field` is the path's name in errors. Raises ValueError for a pipe, socket or device, a broken
+    link, and a path that cannot be accessed.
     """
     try:
         kind = KIND_OF_MODE[stat.S_IFMT(os.stat(path).st_mode)]
@@ -60,7 +60,7 @@ def target_kind(field: str, path: Path | str) -> str:
 
 
 def require_fetched(field: str, path: Path, most: float = math.inf) -> None:
-    """Raises ValueError if Git LFS has not fetched the file, or if it has more than `most` bytes.
+    """Raises ValueError if a file is an unfetched Git LFS pointer or exceeds `most` bytes.
 
     Raises OSError if the file cannot be read.
     """
@@ -73,7 +73,7 @@ def require_fetched(field: str, path: Path, most: float = math.inf) -> None:
 
 
 def read_text(field: str, path: Path, most: int = MOST_JSON_BYTES) -> str:
-    r"""Reads UTF-8 text without its byte order mark. Lines end in \n.
+    r"""Reads UTF-8 text, drops its byte order mark, and converts line ends to \n.
 
     Raises ValueError if the file is not UTF-8 text or has more than `most` bytes.
     """
@@ -90,7 +90,7 @@ def read_text(field: str, path: Path, most: int = MOST_JSON_BYTES) -> str:
 def read_json(path: Path, kind: Any = dict) -> Any:
     """Reads a JSON file as a value of this type (see `from_plain`).
 
-    Raises ValueError for other text, and InvalidField, with the file, for a wrong field.
+    Raises ValueError if it is not JSON, and InvalidField, with the path, for a wrong field.
     """
     text = read_text("file", path)
     try:
@@ -103,10 +103,10 @@ def read_json(path: Path, kind: Any = dict) -> Any:
 
 @dataclass(frozen=True)
 class Written:
-    """Fields that a person wrote.
+    """Fields that a user wrote in a file or a flag.
 
-    `place` says in errors where the fields were written. `text` is the document, for line numbers.
-    `parts` are the documents that `together` has joined.
+    `place` is the file or flag, for errors. `text` is the whole document, for line numbers. `parts`
+    are the documents that `together` merged.
     """
 
     place: str
@@ -115,7 +115,7 @@ class Written:
     parts: tuple["Written", ...] = ()
 
     def build(self, kind: Any, start: Any = None) -> Any:
-        """Builds a dataclass of this kind, or changes `start`. Errors name the place and line."""
+        """Builds a dataclass from these fields on top of `start`. Errors include place and line."""
         with self.locate_errors():
             return from_plain(kind, overlaid(start, self.plain))
 
@@ -127,7 +127,7 @@ class Written:
             raise self.error(error) from error
 
     def error(self, error: InvalidField) -> InvalidField:
-        """Returns the error with the place of its field, and the line if the place has one."""
+        """Returns the error with the place of its field, and the line number if known."""
         # The last part that wrote the field comes first.
         parts = [(part, part._find_steps(error)) for part in (*reversed(self.parts), self)]
         part, steps = max(parts, key=lambda pair: len(pair[1]))
@@ -143,7 +143,7 @@ class Written:
         return error.at(place)
 
     def _find_steps(self, error: InvalidField) -> Steps:
-        """Returns the path, as keys and indices, to the field of the error or to its table."""
+        """Returns the path (keys and indices) to the error's field or to its nearest table."""
         fields = list(_walk(self.plain))
         name = tuple(steps_of(error.field))
         likely = (field for step in reversed(name[-2:]) for field in fields if field[-1] == step)
@@ -154,7 +154,7 @@ class Written:
 
 
 def together(parts: Sequence[Written]) -> Written:
-    """Joins the fields of several documents. Later documents win."""
+    """Merges the fields of several documents. Later documents override earlier ones."""
     plain: dict[str, Any] = functools.reduce(overlaid, (part.plain for part in parts), {})
     return Written(parts[0].place if parts else "", plain, parts=tuple(parts))
 
@@ -167,7 +167,7 @@ def _walk(plain: Any, steps: Steps = ()) -> Iterator[Steps]:
 
 
 def read_toml(field: str, path: Path) -> Written:
-    """Reads a TOML file. Raises ValueError if it cannot be read or is not TOML."""
+    """Reads a TOML file. Raises ValueError if it is unreadable or not TOML."""
     text = read_text(field, path)
     try:
         return Written(str(path), parse_with(tomllib.loads, text), text)
@@ -177,9 +177,9 @@ def read_toml(field: str, path: Path) -> Written:
 
 
 def read_assignment(text: str) -> Written:
-    """Reads a field and its value, such as `sizes[0.6M].peak_lr=2e-3`.
+    """Parses an assignment such as `sizes[0.6M].peak_lr=2e-3`.
 
-    The value is TOML or a plain word. Raises ValueError if the text does not have this form.
+    The value is TOML or a plain word. Raises ValueError if the text has another form.
     """
     name, separator, value = text.partition("=")
     name = name.strip()
@@ -201,7 +201,7 @@ def read_assignment(text: str) -> Written:
 
 
 def read_value(text: str) -> Any:
-    """Reads a value as TOML, otherwise as a number such as .5, otherwise as the text itself."""
+    """Parses TOML or a number such as .5. Returns any other text as a string."""
     with contextlib.suppress(tomllib.TOMLDecodeError):
         return parse_with(tomllib.loads, f"value = {text}")["value"]
     with contextlib.suppress(ValueError):
@@ -210,7 +210,7 @@ def read_value(text: str) -> Any:
 
 
 def assignments(plain: Mapping[str, Any], steps: Steps = ()) -> list[str]:
-    """Writes a document as texts for `read_assignment`, one for each value."""
+    """Converts a document to texts for `read_assignment`, one for each value."""
     texts = []
     for key, value in plain.items():
         if isinstance(value, Mapping):
@@ -234,7 +234,7 @@ def _write_toml(value: Any) -> str:
 
 
 def _number_lines(text: str) -> dict[Steps, int]:
-    """Returns the line of every table and key of a document, except keys inside a value."""
+    """Returns the line number of each table and key in TOML, except for keys inside values."""
     lines: dict[Steps, int] = {}
     table: Steps = ()
     count: dict[Steps, int] = {}

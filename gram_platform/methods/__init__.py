@@ -1,7 +1,7 @@
-"""Lists the methods: functions from a setting to the runs to train and the views to compare.
+"""Lists the methods. Each maps a setting to the runs to train and the views to compare.
 
-A method has an id, such as `gram`, in flags, tags, names of nodes and table.csv. It has a label,
-such as GRAM, in figures, claims and tables for people.
+A method's id, such as `gram`, appears in flags, tags, node names and table.csv. Its label, such as
+GRAM, appears in figures, claims and tables for readers.
 """
 
 import re
@@ -50,30 +50,30 @@ UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def plan(method: str, setting: Setting) -> MethodRuns:
-    """Returns a method's runs and views in a setting. Raises ValueError for unknown methods."""
+    """Returns a method's runs and views in a setting. Raises ValueError for an unknown method."""
     require_choice("methods", method, tuple(METHODS))
     return METHODS[method](setting)
 
 
 def method_label(method: str) -> str:
-    """Returns the label of a method. It is the id if there is no other, as for `filtering`."""
+    """Returns a method's label, which defaults to its id, as for `filtering`."""
     return METHOD_LABELS.get(method, method)
 
 
 def method_key(method: str) -> tuple:
-    """Sorts methods in the order of METHODS, and all other names after them."""
+    """Returns a sort key: methods in the order of METHODS, then all other names."""
     names = list(METHODS)
     return names.index(method) if method in names else len(names), str(method)
 
 
 def size_key(size: str) -> tuple:
-    """Sorts 50M before 800M before 2B, and all other names after them."""
+    """Returns a sort key: sizes by value (50M, 800M, 2B), then all other names."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbt])", str(size).lower())
     return (0, round(float(match[1]) * UNITS[match[2]], 3), "") if match else (1, 0.0, str(size))
 
 
 def seed_key(seed: str) -> tuple:
-    """Sorts numbers by value, and all other names after them."""
+    """Returns a sort key: numbers by value, then all other names."""
     return (0, int(seed), "") if str(seed).isdecimal() else (1, 0, str(seed))
 
 

@@ -1,7 +1,7 @@
-"""FT-Full, FT-LoRA and FT-MLP train a base on core, then a branch of the base for each domain.
+"""FT-Full, FT-LoRA and FT-MLP train a base on core, then finetune a branch for each domain.
 
-All runs together cost as much as the baseline. So the base leaves out as many batches as all
-branches use, including their batches of core (rehearsal), even if fewer branches run.
+The base and all branches together cost as much as the baseline. The base is therefore shortened by
+the batches of all branches, including their core batches (rehearsal), even if some are not run.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from gram_platform.methods.setting import Branching, MethodRuns, Profile, Settin
 
 
 def plan_full(setting: Setting) -> MethodRuns:
-    """Plans FT-Full, whose branches finetune all parameters and serve core and one domain."""
+    """Plans FT-Full, whose branches finetune all parameters, each for core and one domain."""
     budget = branch_budget(setting, setting.options.branch_full, module_parameters=0)
     base = _base(setting, budget)
     branches = {d: _branch(setting, budget, base, d, None) for d in _list_branches(setting)}
@@ -37,7 +37,7 @@ def plan_full(setting: Setting) -> MethodRuns:
 def plan_lora(setting: Setting) -> MethodRuns:
     """Plans FT-LoRA, which trains a LoRA for each domain on the frozen base.
 
-    A LoRA has as many parameters as an auxiliary MLP.
+    Each LoRA has as many parameters as an auxiliary MLP.
     """
     size = setting.size
     return _module_branches(setting, "lora", lora_rank(size.d_model, size.d_dense, size.d_aux))
@@ -49,7 +49,7 @@ def plan_mlp(setting: Setting) -> MethodRuns:
 
 
 def _module_branches(setting: Setting, kind: str, width: int) -> MethodRuns:
-    """Plans a module for each branch. LoRA has the MLP's budget, so both kinds share a base."""
+    """Plans branches with one module each. LoRAs get the MLPs' budget, so both share a base."""
     size = setting.size
     parameters = size.num_layers * mlp_parameters(size.architecture, size.d_model, size.d_aux)
     budget = branch_budget(setting, setting.options.branch_module, parameters)
@@ -81,7 +81,7 @@ def _plans(
 
 @dataclass(frozen=True)
 class BranchBudget:
-    """The sequences of the base and of every branch, including branches that do not run."""
+    """The sequences of the base and of all branches, including those that are not run."""
 
     branching: Branching
     # Core and all unlabelled sequences.
@@ -92,10 +92,10 @@ class BranchBudget:
 
 
 def branch_budget(setting: Setting, branching: Branching, module_parameters: int) -> BranchBudget:
-    """Plans lengths in whole route units, and the base in whole steps.
+    """Returns the data of the base, in whole steps, and of the branches, in whole route units.
 
-    lambda is as in `app:equal-compute`. Rehearsal counts as auxiliary batches. Raises ValueError if
-    the base gets no step.
+    lambda is defined in `app:equal-compute`. It treats rehearsal batches as auxiliary batches.
+    Raises ValueError if the base gets no step.
     """
     setting, texts = divide_text(setting)
     unit, batch = setting.route_unit(setting.routing.accumulation), setting.size.batch_size
@@ -122,7 +122,7 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
         if steps * batch > draws:
             num_rehearsed = steps * batch - draws
             if setting.pool(CORE, first + num_rehearsed) < first + num_rehearsed:
-                # Only what the base has seen is left.
+                # Only sequences that the base has seen remain.
                 first = 0
             core[domain] = Slice(CORE, first, num_rehearsed)
             first += num_rehearsed

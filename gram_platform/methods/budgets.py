@@ -1,4 +1,4 @@
-"""Builds data mixtures, equal-compute factors and runs for several methods."""
+"""Plans data mixtures, equal-compute factors and runs that several methods share."""
 
 import dataclasses
 from collections.abc import Callable
@@ -45,13 +45,12 @@ def data_budget(
     scale: float = 1.0,
     unlabelled_is_core: bool = True,
 ) -> DataConfig:
-    """Mixes one epoch of `domains`, whose lengths are scaled by `scale` (lambda).
+    """Returns a mixture of one epoch of `domains`, with lengths scaled by `scale` (lambda).
 
-    Auxiliary domains are drawn `factor` (p_af) times, in whole route units. Core fills the rest of
-    the rounded number of steps, so `factor` does not change the total. Sequences repeat if `factor`
-    is above 1 or a domain has too few. Unlabelled sequences of all domains join core or have their
-    own budgets. Wrongly labelled text belongs to its label. Raises ValueError if nothing is left
-    for core.
+    Auxiliary domains are drawn `factor` (p_af) times, in whole route units. Core fills the other
+    steps, so `factor` does not change the total. Sequences repeat if `factor` > 1 or a domain is
+    too small. Unlabelled text joins core if `unlabelled_is_core`, otherwise it has its own budgets.
+    Mislabelled text is in its label's budget. Raises ValueError if core gets no batch.
     """
     setting, texts = divide_text(setting)
     labelled = 1.0 - setting.options.unlabelled_share
@@ -95,10 +94,10 @@ def _budget_unlabelled(
 
 
 def slice_unlabelled(setting: Setting, scale: float) -> tuple[Slice, ...]:
-    """Returns each domain's unlabelled sequences, which begin at the same place for all methods.
+    """Returns each domain's unlabelled sequences, which start at the same position for all methods.
 
-    They follow the labelled sequences after a margin of 10% and two windows, since rounding and
-    lambda change the number of labelled sequences.
+    A margin of 10% and two windows separates them from the labelled sequences, whose number depends
+    on rounding and lambda.
     """
     share, slices = setting.options.unlabelled_share, []
     for domain, number in setting.num_sequences.items():
@@ -122,9 +121,10 @@ def training_run(
     num_probes: int = 0,
     **parts,
 ) -> RunConfig:
-    """Plans a run with the setting's batch, learning rate, schedule, seed and start, or `parts`.
+    """Plans a run with the setting's batch, learning rate, schedule, seed and start.
 
-    Raises ValueError if the run starts from an imported model and the core MLP has another width.
+    `parts` override fields of the config. Raises ValueError if the setting's start is an imported
+    model whose MLP is not as wide as the core MLP.
     """
     size = setting.size
     rate = size.peak_lr * lr_factor
@@ -155,7 +155,7 @@ def training_run(
 def optimizer_of(
     setting: Setting, rate: float, warmup: float, decay: float, **parts
 ) -> OptimizerConfig:
-    """Configures AdamW with the setting's weight decay."""
+    """Returns a config of AdamW with the setting's weight decay."""
     conventions = setting.conventions
     return OptimizerConfig(
         rate,
@@ -175,9 +175,9 @@ def dense_run(
     scale: float = 1.0,
     **parts,
 ) -> RunConfig:
-    """Plans a dense model's run on `scale` epochs of `domains` and of all unlabelled sequences.
+    """Plans a dense model's run on `scale` epochs of `domains` and all unlabelled sequences.
 
-    `parts` are further arguments of `training_run`.
+    `parts` are passed to `training_run`.
     """
     data = data_budget(setting, domains, setting.route_unit(accumulation), scale=scale)
     routing = RoutingConfig(accumulation=accumulation)
@@ -185,13 +185,13 @@ def dense_run(
 
 
 def compute_lambda(setting: Setting, model: ModelConfig) -> float:
-    """Returns lambda = F_base / F_routed, F_routed = L_core P_core + L_aux (P_core + P_aux).
+    """Returns lambda = F_base / F_routed, which gives a routed run the baseline's compute.
 
-    L are lengths and P parameters. Returns 1 if compute is not equalised. By default, as in the
-    paper's text (`app:equal-compute`), a run is one epoch of every domain, core batches cost
-    P_core, and unlabelled batches cost as much as batches with their label. With
-    `lambda_counts_plan`, as in the authors' code, p_af times the auxiliary batches replace core
-    batches, companions also cost, and unlabelled batches use all modules.
+    F_routed = L_core P_core + L_aux (P_core + P_aux), with lengths L and parameters P. Returns 1
+    unless `equal_compute`. By default, as in the paper's text (`app:equal-compute`), a run is one
+    epoch of every domain, core batches cost P_core, and unlabelled batches cost as much as labelled
+    ones. With `lambda_counts_plan`, as in the authors' code, auxiliary batches are drawn p_af times
+    in place of core batches, companions add cost, and unlabelled batches use all modules.
     """
     if not setting.equal_compute:
         return 1.0
@@ -214,7 +214,7 @@ def compute_lambda(setting: Setting, model: ModelConfig) -> float:
 
 
 def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:
-    """Counts compute_units of a run's first steps, or of all steps, with every active parameter."""
+    """Counts a run's compute_units with companions in the first `num_steps` (default: all)."""
     tokens, counts = run.micro_batch * run.model.seq_len, route_counts(run, num_steps)
     units = sum(
         compute_units(run.model, n * tokens, dict(route.active)) for (_, route), n in counts.items()
@@ -223,12 +223,12 @@ def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:
 
 
 def add_teacher(run: RunConfig, units: int) -> int:
-    """Adds a distillation's teacher to compute_units: its forward pass is a third of a step."""
+    """Adds a third to a distillation's compute_units, for the teacher's forward passes."""
     return units + units // 3 if run.objective.kind == DISTILLATION else units
 
 
 def run_flops(run: RunConfig, num_steps: int | None = None) -> int:
-    """Counts hardware_flops of a run's first steps, or of all steps."""
+    """Counts a run's hardware_flops in the first `num_steps` (default: all)."""
     total = 0
     for (_, route), count in route_counts(run, num_steps).items():
         active = tuple(dict(route.active))

@@ -1,7 +1,7 @@
-"""DEMix trains an expert of equal width for each domain, in place of the core MLP.
+"""DEMix trains one expert MLP for each domain, in place of the core MLP.
 
-All data train the other weights. A batch goes to its label's expert. In evaluation, text of a
-removed domain goes to core's expert.
+All other weights are trained on all data. Each batch goes to its label's expert. In evaluation,
+text of a removed domain goes to core's expert.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Dense models: the baseline on all data, and filtering, with a model for each profile."""
+"""Plans dense models: the baseline on all data, and filtering with one model per profile."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from gram_platform.methods.setting import MethodRuns, Options, Setting
 
 
 def baseline_run(setting: Setting) -> RunConfig:
-    """Plans the baseline's run, which does not depend on labels."""
+    """Plans the baseline's run, which ignores missing and wrong labels."""
     labelled = dataclasses.replace(restore_true_labels(setting), options=Options())
     return dense_run(
         labelled, setting.domains, setting.num_eval_points, setting.baseline_accumulation
@@ -23,7 +23,7 @@ def plan_baseline(setting: Setting) -> MethodRuns:
 
 
 def plan_filtering(setting: Setting) -> MethodRuns:
-    """Plans a dense run for each profile, on the data of core and of the profile's domains."""
+    """Plans a dense run for each profile, on core and the profile's domains."""
     accumulation = setting.routing.accumulation
     runs = {
         profile: dense_run(setting, (CORE, *profile), 0, accumulation)

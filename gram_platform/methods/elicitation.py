@@ -1,6 +1,6 @@
-"""Finetunes a view, either to regain a removed domain (an attack) or on other text.
+"""Plans finetuning of a view, either to regain a removed domain (an attack) or on other text.
 
-Every method, size and seed is attacked with the same sample and a fresh optimizer. An attack's
+Attacks use the same sample and a fresh optimizer for every method, size and seed. An attack's
 result is its best validation loss on the domain, which favours the attacker, as in the paper.
 """
 
@@ -28,7 +28,7 @@ def plan_attacks(
 ) -> dict[str, RunConfig]:
     """Plans an attack on each domain that the profile removes.
 
-    Returns {} if the options do not attack the profile.
+    Returns {} if the options include no attacks on the profile.
     """
     options = setting.options.elicitation
     if options is None or (options.compared_only and profile not in setting.profiles):
@@ -44,15 +44,15 @@ def plan_attacks(
 
 
 def view_to_attack(view: View, domain: str) -> View:
-    """Returns the view to attack. For DEMix it has only the expert that evaluates the domain."""
+    """Returns the view to attack. A DEMix view is reduced to its expert for the domain."""
     return view if view.rule == "constant" else View.of(view.run_id, view.active(domain))
 
 
 def choose_text(setting: Setting, options: Elicitation, domain: str) -> str:
-    """Returns the domain whose text an attack on `domain` trains on.
+    """Returns the domain whose text is used to attack `domain`.
 
-    `options.text` is OWN, NEIGHBOUR or a domain. The neighbour is the next auxiliary domain by
-    name, and the first follows the last [ours]. Raises ValueError if the corpus lacks the domain.
+    `options.text` is OWN, NEIGHBOUR or a domain's name. The neighbour is the next auxiliary domain
+    by name, cyclically [ours]. Raises ValueError if the corpus has no such domain.
     """
     auxiliary = setting.auxiliary
     if options.text == OWN:
@@ -67,10 +67,10 @@ def choose_text(setting: Setting, options: Elicitation, domain: str) -> str:
 
 
 def add_finetuning(setting: Setting, options: Elicitation, plans: MethodRuns) -> MethodRuns:
-    """Adds training on the domain `options.text` to every compared view.
+    """Plans runs that finetune the compared views, or all if there are none, on `options.text`.
 
-    If no view is compared, all views are trained. The trained views replace the method's views.
-    Raises ValueError for a view of several experts.
+    The finetuned views replace the method's views. Raises ValueError for a view that selects an
+    expert by domain.
     """
     by_id = {run.run_id: run for run in plans.runs.values()}
     compared = {p: view for p, view in plans.views.items() if p in setting.profiles} or plans.views
@@ -93,7 +93,7 @@ def finetuning_run(
     start: View,
     by_id: dict[str, RunConfig],
 ) -> RunConfig:
-    """Plans a run that finetunes a view on the domain `text` and is evaluated on `measured`."""
+    """Plans a run that finetunes a view on the domain `text`, and evaluates it on `measured`."""
     size, shape = setting.size, start.model(lambda run_id: by_id[run_id].model)
     num_draws = options.num_steps * options.batch_size
     num_epochs = max(1, min(options.num_steps, round(num_draws / options.num_sequences)))
@@ -122,8 +122,8 @@ def finetuning_run(
 def _micro_batch(options: Elicitation, micro_batch: int) -> int:
     """Returns `micro_batch` if it divides the batch, otherwise the whole batch.
 
-    If the batch is the whole sample, returns the largest divisor up to `micro_batch` instead. The
-    choice affects only memory and rounding, since an attack has one route.
+    If the batch is the whole sample, returns the batch's largest divisor up to `micro_batch`. This
+    affects only memory and rounding, because an attack has one route.
     """
     if options.batch_size < options.num_sequences and options.batch_size % micro_batch:
         return options.batch_size

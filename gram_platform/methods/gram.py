@@ -1,4 +1,4 @@
-"""GRAM trains a module for each auxiliary domain in one run. Every subset of modules is a view."""
+"""GRAM trains a module for each auxiliary domain in one run. Each subset of modules is a view."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ def plan(setting: Setting) -> MethodRuns:
 
 
 def plan_lora(setting: Setting) -> MethodRuns:
-    """Plans GRAM with LoRA modules of the same size."""
+    """Plans GRAM with LoRA modules of equal parameter count."""
     return plan_routed(setting, "lora")
 
 
@@ -28,7 +28,7 @@ def plan_subsets(setting: Setting) -> MethodRuns:
 
 
 def modular_size(setting: Setting) -> Size:
-    """Returns the size with the widths of core and modules from the options."""
+    """Returns the size, with core and module widths from `routed_widths` if set."""
     if setting.options.routed_widths is None:
         return setting.size
     core, aux = (width_of(setting, share) for share in setting.options.routed_widths)
@@ -36,7 +36,7 @@ def modular_size(setting: Setting) -> Size:
 
 
 def width_of(setting: Setting, share: float) -> int:
-    """Returns a share of the dense MLP's width, rounded to a multiple > 0 of `width_multiple`."""
+    """Returns a share of the dense MLP's width, as a positive multiple of `width_multiple`."""
     unit = setting.conventions.width_multiple
     return unit * max(1, round(share * setting.size.d_dense / unit))
 
@@ -55,7 +55,7 @@ def plan_routed(setting: Setting, kind: str) -> MethodRuns:
 
 
 def routing_of(setting: Setting) -> RoutingConfig:
-    """Adapts the routing to p_af and to the sizes of domains, as the setting's conventions say."""
+    """Returns the routing, adapted to p_af and domain sizes if the conventions require it."""
     routing, conventions = setting.routing, setting.conventions
     if conventions.spread_over_factor:
         spreads = tuple(
@@ -71,7 +71,7 @@ def routing_of(setting: Setting) -> RoutingConfig:
 
 
 def every_profile(setting: Setting) -> tuple[Profile, ...]:
-    """Returns core, core with each domain, all, the compared profiles and the setting's subsets."""
+    """Returns core, core with each single domain, all, the compared profiles and `subsets`."""
     singles = ((domain,) for domain in setting.auxiliary)
     profiles = ((), *singles, setting.auxiliary, *setting.profiles, *setting.subsets)
     return tuple(dict.fromkeys(profiles))

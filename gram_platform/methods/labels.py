@@ -1,8 +1,8 @@
 """Divides one epoch of text by the labels that training sees, which may be wrong.
 
-Recall and precision are as in Shilov and others (2025, SGTM). For every method and seed, the place
-of a sequence in the permutation of its text decides its label. Validation and attacks use true
-labels.
+Recall and precision are defined as in Shilov and others (2025, SGTM). A sequence's position in the
+permutation of its text determines its label, for every method and seed. Validation and attacks use
+true labels.
 """
 
 from collections.abc import Iterable
@@ -19,8 +19,8 @@ Text = tuple[Slice, ...]
 def divide_text(setting: Setting) -> tuple[Setting, dict[str, Text]]:
     """Returns (setting, {label: text}) for one epoch.
 
-    In a domain, text with the true label comes first, and the returned setting limits the domain to
-    this text. Raises ValueError if the precision needs more adjacent text than there is.
+    In a domain's permutation, correctly labelled text comes first. The returned setting limits the
+    domain to it. Raises ValueError if the precision needs more adjacent text than exists.
     """
     recall, precision = setting.options.recall, setting.options.precision
     own = dict(setting.num_sequences)
@@ -69,10 +69,10 @@ def budget_label(
     num_draws: int,
     unlabelled: Text = (),
 ) -> DomainBudget:
-    """Budgets a label's text: a share `scale` (lambda) of its other slices, at most all of them.
+    """Returns the budget of a label, from its own domain's text and the other slices of `text`.
 
-    The label's own text fills the rest of `num_sequences`, if there is enough. Raises ValueError if
-    nothing is left for own text.
+    Uses a share `scale` (lambda, at most 1) of each other slice, and all of `unlabelled`. Own text
+    fills the rest of `num_sequences`, unless it runs out. Raises ValueError if there is no rest.
     """
     (own, *slices), share = text, min(1.0, scale)
     others = [replace(s, num_sequences=max(1, round(share * s.num_sequences))) for s in slices]

@@ -1,4 +1,4 @@
-"""Describes a study, and defines measurements: which runs and evaluations a method needs."""
+"""Defines measurements, which determine the runs and evaluations that a method needs."""
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields, replace
@@ -13,7 +13,7 @@ from gram_platform.methods.setting import Setting
 
 @dataclass(frozen=True)
 class Description:
-    """What a study is about, and how its results are compared."""
+    """Describes a study's question and how its results are compared."""
 
     name: str
     title: str
@@ -34,7 +34,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Losses:
-    """Measures the loss of every domain under every view, also after attacks."""
+    """Measures each view's loss on every domain, before and after attacks."""
 
     # The name in study.json.
     name: ClassVar[str] = LOSSES
@@ -45,7 +45,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Calibration(Losses):
-    """Measures errors of compute ratios, using baselines whose shares of the steps are known."""
+    """Measures errors of compute ratios on baselines that train a known share of the steps."""
 
     name: ClassVar[str] = "calibration"
 
@@ -53,7 +53,7 @@ class Calibration(Losses):
 def instead_of_losses(
     nodes: list[Node], measure: str, evaluation_of: Callable[[Node], AnyEvaluation]
 ) -> list[Node]:
-    """Drops attacks, and replaces the losses of each view by another evaluation."""
+    """Drops attacks, and replaces each view's evaluation with `evaluation_of(node)`."""
     return [node for node in nodes if node.is_run and not node.is_attack] + [
         replace(node, config=evaluation_of(node)).with_tags(measure=measure)
         for node in nodes
@@ -63,7 +63,7 @@ def instead_of_losses(
 
 @dataclass(frozen=True)
 class TokenIncreases(Losses):
-    """Measures the increase of every token's loss over the baseline."""
+    """Measures how much every token's loss exceeds the baseline's."""
 
     # Sentences to shade, in place of the first sequence of every domain.
     texts: Texts = ()
@@ -87,9 +87,9 @@ class TokenIncreases(Losses):
 
 @dataclass(frozen=True)
 class Samples(Losses):
-    """Continues documents of each auxiliary domain, with the domain's module on and off.
+    """Samples continuations in each auxiliary domain, with the domain's module on and off.
 
-    `compared_only` limits the domains to core and those of the compared profiles.
+    If `compared_only`, the domains are core and those of the compared profiles.
     """
 
     num_prompt_tokens: int
@@ -98,7 +98,7 @@ class Samples(Losses):
     temperature: float = 1.0
     seed: int = 0
     compared_only: bool = False
-    # Prompts in place of the beginnings of documents, by domain.
+    # (domain, prompt) pairs that replace the documents' beginnings.
     texts: Texts = ()
 
     name: ClassVar[str] = Continuations.measure
@@ -139,10 +139,10 @@ def _require_domains(texts: Texts, setting: Setting) -> None:
 
 
 def choose_continued(names: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns which of `domains` a view with the tags `names` continues.
+    """Returns the subset of `domains` whose documents a view with the tags `names` continues.
 
-    The baseline and core continue all, core with one domain continues this domain, and other views
-    continue none.
+    The baseline and core continue all, core with one domain continues core and this domain, and
+    other views continue none.
     """
     if names["profile"] == CORE or (names["method"], names["profile"]) == ("baseline", "all"):
         return domains

@@ -1,4 +1,4 @@
-"""Defines the nodes of a study: runs and evaluations with tags, and the runs that they need."""
+"""Defines a study's nodes: runs and evaluations with tags, and the runs that each needs."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ STUDY_TAGS |= {VARIANT, "elicited"}
 
 @dataclass(frozen=True)
 class Node:
-    """One run or evaluation. The names in `tags` are for people and tables, not part of the id."""
+    """One run or evaluation. `tags` are for people and tables, and do not affect the id."""
 
     config: RunConfig | AnyEvaluation
     tags: tuple[tuple[str, str], ...]
@@ -56,18 +56,18 @@ class Node:
 
     @property
     def view(self) -> View:
-        """The view that an evaluation measures."""
+        """The view that this evaluation measures."""
         assert not isinstance(self.config, RunConfig), self.name
         return self.config.view
 
     @property
     def needs(self) -> frozenset[str]:
-        """Ids of the runs that must be complete before this node starts."""
+        """The ids of the runs that must be complete before this node starts."""
         return view_runs(self.config.start if isinstance(self.config, RunConfig) else self.view)
 
     @property
     def is_attack(self) -> bool:
-        """Whether this run finetunes a view on a domain that the view forgets."""
+        """True if this run finetunes a view on a domain that the view forgets."""
         return self.is_run and "elicited" in self.names
 
     @property
@@ -91,12 +91,12 @@ class Node:
 
 
 def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
-    """Returns a node's name for people.
+    """Returns a readable name of a node.
 
     Examples are `gram tiny all s0`, `gram tiny core+lisp s0, heterogeneous, attacked for virology`
     and `gram tiny core s0, evaluated`. A study's variant follows the seed. A trial's parameters
-    come first, because MLflow's pages truncate names, as in `batch 16, lr 0.004, tiny baseline s0`.
-    An evaluation of losses ends in `evaluated`, and any other evaluation in its measure.
+    come first, as in `batch 16, lr 0.004, tiny baseline s0`, because MLflow's pages truncate names.
+    The name of an evaluation ends in its measure, or in `evaluated` for losses.
     """
     name = [f"{key} {value}" for key, value in sorted(tags.items()) if key not in STUDY_TAGS]
     keys = ("size", "method", "profile") if name else ("method", "size", "profile")
@@ -115,7 +115,7 @@ def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
 def tags_to_add(stored: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:
     """Returns the tags that a study or a search adds to a node's stored tags.
 
-    A search adds no parameters to a node of another study, so the node keeps its name.
+    A search adds no parameters to another study's node, so the node keeps its name.
     """
     return {k: v for k, v in tags.items() if k in STUDY_TAGS or k in stored or not stored}
 
@@ -126,7 +126,7 @@ def view_runs(view: View | None) -> frozenset[str]:
 
 
 def method_nodes(method: str, setting: Setting) -> list[Node]:
-    """Returns a method's runs in a setting, the evaluation of each view, and the attacks on it.
+    """Returns a method's runs in a setting, with an evaluation of each view and attacks on it.
 
     A finetuning stage adds its runs, and its views replace the method's views.
     """
@@ -155,7 +155,7 @@ def method_nodes(method: str, setting: Setting) -> list[Node]:
 
 
 def unique(nodes: Iterable[Node]) -> list[Node]:
-    """Keeps the first node of each id, since studies and methods share nodes."""
+    """Keeps the first node of each id, because studies and methods can share nodes."""
     first: dict[str, Node] = {}
     for node in nodes:
         first.setdefault(node.id, node)
@@ -163,7 +163,7 @@ def unique(nodes: Iterable[Node]) -> list[Node]:
 
 
 def require_closed(nodes: Sequence[Node]) -> None:
-    """Asserts that the nodes include every run that they need."""
+    """Asserts that the nodes include every run that any of them needs."""
     ids = {node.id for node in nodes}
     dangling = {node.name: sorted(node.needs - ids) for node in nodes if node.needs - ids}
     assert not dangling, dangling
@@ -172,10 +172,10 @@ def require_closed(nodes: Sequence[Node]) -> None:
 def longest_paths(
     needs_of: Mapping[str, Collection[str]], lengths: Mapping[str, float]
 ) -> dict[str, float]:
-    """Returns the length of the longest path from each node through the nodes that need it.
+    """Returns, for each node, the length of the longest chain that starts with it.
 
-    A path includes the node's own length. The ready node with the longest path should start first.
-    `needs_of` has the ids that each node needs. Ids without an entry are done.
+    In a chain, each node needs the one before. The ready node with the longest chain should start
+    first. `needs_of` maps each node to the ids that it needs. Ids that are not keys are complete.
     """
     after = dict.fromkeys(needs_of, 0.0)
     left = {node_id: after.keys() & set(needed) for node_id, needed in needs_of.items()}
@@ -191,15 +191,18 @@ def method_costs(
 ) -> list[dict]:
     """Returns one row for each method, with costs as multiples of the baseline's cost.
 
-    A profile counts if it switches a domain off and is a view of one of `methods` or `compared`.
-    The planned runs serve `profiles` of these `of_profiles`. Training only for the compared profile
-    `shown` costs `train_shown`.
+    Profiles are those that switch a domain off and are a view of a method in `methods` or
+    `compared`. The planned runs serve `profiles` out of `of_profiles`. `shown` is an example, and
+    `train_shown` the cost of training only for it.
 
-    All other columns describe the runs that serve all profiles (`served` profiles), even if the
-    study trains fewer. `runs` has the numbers of runs from random weights and from another run.
-    `train_all` has their compute_units as the paper counts them, with core batches at P_core, and
-    `plan_all` adds p_cr's companions. `active_mlp` has the fewest and the most MLP parameters of a
-    forward pass with at most one module, and `total_mlp_all` has all MLP parameters.
+    The other columns describe runs that serve all profiles, even if the study trains fewer:
+
+    - `served`: how many profiles these runs serve.
+    - `runs`: the numbers of runs from random weights and from another run.
+    - `train_all`: compute_units as in the paper, with core batches at P_core.
+    - `plan_all`: compute_units with p_cr's companions.
+    - `active_mlp`: fewest and most MLP parameters of a forward pass with at most one module.
+    - `total_mlp_all`: all MLP parameters.
     """
     planned = {method: plan(method, setting) for method in dict.fromkeys((*methods, *compared))}
     served = {method: _list_served(plans, setting) for method, plans in planned.items()}
@@ -265,8 +268,8 @@ def _core_mlps(model: ModelConfig) -> int:
 def _paper_units(run) -> int:
     """Counts tokens x active parameters as the paper does.
 
-    All modules are active on unlabelled batches, with a frozen core, and with all companions.
-    Otherwise only a batch's own module is.
+    All modules are active if a batch is unlabelled, the core is frozen or companions are `all`,
+    otherwise only the batch's own module.
     """
     modules, total = run.model.module_domains, 0
     for budget in run.data.domains:

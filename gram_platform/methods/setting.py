@@ -1,4 +1,4 @@
-"""Defines a method's input, `Setting`, and its output, `MethodRuns`."""
+"""Defines the input of a method, `Setting`, and its output, `MethodRuns`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -28,16 +28,16 @@ MOST_SUBSETS = 10
 
 
 def profile_name(retained: Profile, auxiliary: tuple[str, ...]) -> str:
-    """Returns a profile's name: `core`, `core+virology` or `all`."""
+    """Returns a profile's name, such as `core`, `core+virology` or `all`."""
     if retained and set(retained) == set(auxiliary):
         return "all"
     return "+".join((CORE, *retained))
 
 
 def subsets_of(domains: Profile) -> tuple[Profile, ...]:
-    """Returns subsets, smallest first, at most MOST_SUBSETS of each size.
+    """Returns subsets of `domains`, smallest first, with at most MOST_SUBSETS of each size.
 
-    The choice among more is random, but always the same.
+    If a size has more subsets, the choice is random but reproducible.
     """
     subsets: list[Profile] = []
     for number in range(len(domains) + 1):
@@ -55,7 +55,7 @@ def _draw(domains: Profile, number: int, draw: int) -> Profile:
 
 
 def require_factors(field: str, factor: float, factor_of: Factors) -> None:
-    """Raises ValueError unless every p_af is a positive number."""
+    """Raises ValueError unless all values of p_af are positive."""
     require_real(f"{field}.aux_factor", factor, 0.0, open_low=True)
     for domain, value in factor_of:
         require_real(f"{field}.aux_factor_of[{domain}]", value, 0.0, open_low=True)
@@ -63,9 +63,9 @@ def require_factors(field: str, factor: float, factor_of: Factors) -> None:
 
 @dataclass(frozen=True)
 class Branching:
-    """Options of FT methods: how to train a branch from its base."""
+    """Options of the FT methods for training a branch from its base."""
 
-    # p_ca: core batches (rehearsal) for each auxiliary batch.
+    # p_ca: the number of core batches (rehearsal) per auxiliary batch.
     core_ratio: float = 1.0
     # p_lr: multiplies the size's peak learning rate.
     lr_factor: float = 1.0
@@ -86,7 +86,7 @@ class Branching:
 
 @dataclass(frozen=True)
 class Unlearning:
-    """Options of unlearning, which minimises a forget term + retain_weight x a retain term."""
+    """Options of unlearning. The loss is a forget term + `retain_weight` x a retain term."""
 
     num_steps: int = 2000
     peak_lr: float = 1e-4
@@ -95,7 +95,7 @@ class Unlearning:
     kind: str = "maxent_entropy"
     # The rate is constant after the warm-up [ours].
     warmup_fraction: float = 0.02
-    # Forget sequences, and as many retain sequences, in a step; 0: the size's batch [ours].
+    # Forget sequences in a step, and also its retain sequences; 0: the size's batch [ours].
     batch_size: int = 0
     # Core's share of retain sequences if the profile has a domain; 0: the mixture's [ours].
     core_share: float = 0.0
@@ -131,7 +131,7 @@ TEACHERS = ("maxent", "rmu")
 
 @dataclass(frozen=True)
 class Undo:
-    """Options of UNDO, which distils an unlearned model into its noised copy."""
+    """Options of UNDO, which distils an unlearned model into a noised copy of itself."""
 
     teacher: str = TEACHERS[0]
     # alpha: the share of every weight that noise replaces.
@@ -153,7 +153,7 @@ class Undo:
 
 @dataclass(frozen=True)
 class Demix:
-    """Options of DEMix: one expert for each domain in place of the core MLP."""
+    """Options of DEMix, which has one expert for each domain in place of the core MLP."""
 
     # 0: the dense width.
     expert_width: int = 0
@@ -170,16 +170,15 @@ class Demix:
 
 @dataclass(frozen=True)
 class Sgtm:
-    """Options of SGTM: units of the dense MLP, and heads, that are reserved for auxiliary text."""
+    """Options of SGTM, which reserves hidden units (and optionally heads) for auxiliary text."""
 
     # Each part's share of the hidden units: the authors' 64 of 2,048.
     share: float = 1 / 32
-    # The share of core's batches without reserved units: the authors' .25 on stories, .1 on
-    # Wikipedia.
+    # Share of core batches without reserved units: the authors' .25 on stories, .1 on Wikipedia.
     retain_share: float = 0.25
-    # Whether auxiliary batches leave the embedding and the norms as they are: only on Wikipedia.
+    # Whether auxiliary batches do not train embedding and norms: only on Wikipedia.
     mask_embeddings: bool = False
-    # One part for all domains, as the authors', not one for each [ours].
+    # One part for all domains (the authors), not one for each domain [ours].
     joint: bool = False
     # Each part's query heads next to the core's [ours]; the authors reserve 1 of 32 heads.
     heads: int = 0
@@ -195,16 +194,16 @@ OWN, NEIGHBOUR = "own", "neighbour"
 
 @dataclass(frozen=True)
 class Elicitation:
-    """A stage that finetunes a view's dense model on a fixed sample of text.
+    """Options of a stage that finetunes a view's dense model on a fixed sample of text.
 
-    By default it is the attack on a removed domain.
+    By default, the stage is an attack on a removed domain.
     """
 
-    # The first sequences of a domain's training permutation; with `domain_share` at least so many.
+    # The first sequences of a domain's training permutation; with `domain_share` the minimum.
     num_sequences: int
     # The most steps.
     num_steps: int
-    # Stops after so many evaluations without improvement; 0: train all steps.
+    # Stops after this many evaluations without improvement; 0: train all steps.
     patience: int = 5
     batch_size: int = 32
     # Multiplies the size's peak learning rate.
@@ -233,17 +232,14 @@ class Elicitation:
         require_name("elicitation.text", self.text)
 
     def on_domain(self, num_sequences: int) -> "Elicitation":
-        """Returns these options for a domain of `num_sequences`, of which a share is attacked.
-
-        The sample has at least `domain_share` x `num_sequences` sequences.
-        """
+        """Returns a copy whose sample is at least `domain_share` of a domain's `num_sequences`."""
         sample = max(self.num_sequences, round(self.domain_share * num_sequences))
         return replace(self, num_sequences=sample, batch_size=min(self.batch_size, sample))
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of single methods."""
+    """Options of individual methods."""
 
     # The paper's dual-use values.
     branch_full: Branching = Branching(core_ratio=4.0, lr_factor=0.2)
@@ -267,7 +263,7 @@ class Options:
     maxent_profiles: tuple[tuple[Profile, Unlearning], ...] = ()
     # GRAM: core's and a module's share of the dense MLP's width; None: the size's widths.
     routed_widths: tuple[float, float] | None = None
-    # GRAM with partial labels: probes at as many steps as the baseline's curve has points.
+    # GRAM with partial labels: one probe for each point of the baseline's curve.
     probes: bool = False
     # t: the weight of every active module in evaluated views (titration).
     module_weight: float = 1.0
@@ -294,9 +290,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Conventions:
-    """Choices in which the paper's text (the default) and its published settings differ."""
+    """Choices in which the paper's text (the default) differs from its published settings."""
 
-    # A domain's batches train the core with p_as / p_af, not p_as.
+    # Auxiliary batches train the core with probability p_as / p_af, not p_as.
     spread_over_factor: bool = False
     # Companions are drawn in proportion to p_af x their domain's sequences.
     companions_by_size: bool = False
@@ -308,7 +304,7 @@ class Conventions:
     constant_branches: bool = False
     # Widths given as shares of the dense MLP's are multiples of it.
     width_multiple: int = 1
-    # The token that attention never crosses; -1: no such token.
+    # The token that attention never crosses; -1: none.
     document_end: int = -1
     weight_decay: float = OptimizerConfig.weight_decay
     # Decays biases and norms too.
@@ -320,9 +316,9 @@ class Conventions:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How models are trained and evaluated, whatever the method, size, seed and data."""
+    """Training and evaluation options that do not depend on method, size, seed or data."""
 
-    # Methods that route nothing use its accumulation.
+    # Methods without routing use only its accumulation.
     routing: RoutingConfig
     warmup_fraction: float
     decay_fraction: float
@@ -334,7 +330,7 @@ class Setup:
     aux_factor: float = 1.0
     # Overrides `aux_factor` for single domains.
     aux_factor_of: Factors = ()
-    # Whether lambda of `app:equal-compute` counts.
+    # Whether lambda of `app:equal-compute` is applied.
     equal_compute: bool = True
     options: Options = field(default_factory=Options)
     conventions: Conventions = Conventions()
@@ -347,23 +343,23 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting(Setup):
-    """A set-up at one size, seed, corpus and variant, from which a method plans its runs."""
+    """A `Setup` for one size, seed, corpus and variant, from which a method plans its runs."""
 
     size: Size
     seed: int
     data_id: str
     # Sequences in one epoch of every domain, with core.
     num_sequences: Mapping[str, int]
-    # Profiles on which all methods are compared, and which methods that retrain train.
+    # The profiles that are compared. Methods that retrain train each of them.
     profiles: tuple[Profile, ...]
     # A tag of every node; "": the study varies only method and size.
     variant: str = ""
     baseline_accumulation: str = "heterogeneous"
-    # The number of sequences of domains that repeat.
+    # The number of distinct sequences of each domain that repeats.
     available: Mapping[str, int] = field(default_factory=dict)
-    # Domain, label and sequences of the text in `num_sequences` that is packed apart.
+    # (domain, label, slice) of text that is packed separately but part of `num_sequences`.
     parts: tuple[tuple[str, str, Slice], ...] = ()
-    # Where text that carries a domain's label by mistake is packed; (): core.
+    # The pools from which text gets a domain's label by mistake; (): core.
     adjacent: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -377,11 +373,11 @@ class Setting(Setup):
         return profile_name(profile, self.auxiliary)
 
     def pool(self, domain: str, num_draws: int) -> int:
-        """Returns the number of distinct sequences in `num_draws` draws."""
+        """Returns the number of distinct sequences in `num_draws` draws of a domain."""
         return min(num_draws, self.available.get(domain, num_draws))
 
     def modules_on(self, profile: Profile) -> dict[str, float]:
-        """Returns the weights of a profile's modules in evaluated views."""
+        """Returns {domain: weight} of a profile's modules in evaluated views."""
         return dict.fromkeys(profile, self.options.module_weight)
 
     @property
@@ -394,20 +390,20 @@ class Setting(Setup):
 
     @property
     def subsets(self) -> tuple[Profile, ...]:
-        """With `every_subset`, subsets of all domains that some profile retains. Otherwise ()."""
+        """Subsets of the domains that some profile retains, or () unless `every_subset`."""
         if not self.every_subset:
             return ()
         retained = {domain for profile in self.profiles for domain in profile}
         return subsets_of(tuple(d for d in self.auxiliary if d in retained))
 
     def route_unit(self, accumulation: str) -> int:
-        """Returns the number of sequences that share one route."""
+        """Returns the number of consecutive sequences that share a route."""
         return self.size.batch_size if accumulation == "uniform" else self.size.micro_batch
 
 
 @dataclass(frozen=True)
 class MethodRuns:
-    """The runs of a method in a setting by label, and its views by profile."""
+    """A method's runs by label, and its views by profile, in one setting."""
 
     runs: dict[str, RunConfig]
     views: dict[Profile, View] = field(default_factory=dict)

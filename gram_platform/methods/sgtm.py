@@ -1,23 +1,23 @@
 """SGTM, selective gradient masking (Shilov and others, 2025, arXiv 2512.05648).
 
-A part of the hidden units of every layer's MLP is reserved for auxiliary text, and removed by
-zeros. The parts are modules. Together with the core's MLP they are as wide as the dense MLP, so
-a run has the baseline's parameters, data and steps. With `heads` each part also has query heads
-with a key-value head, next to the core's heads [ours]. Then a run has more parameters than the
-baseline, and with equal compute fewer steps in proportion. All micro-batches of a step are
-of one kind:
+In every layer's MLP, some hidden units (a part) are reserved for a domain's text. Zeroing them
+removes the domain. Each part is a module. The core's MLP and the parts together are as wide as the
+dense MLP, so a run has the baseline's parameters, data and steps. With `heads`, each part also has
+query heads with a key-value head, in addition to the core's [ours]. A run then has more parameters
+than the baseline and, with equal compute, proportionally fewer steps. All micro-batches of a step
+are of one kind:
 
-- Forget (auxiliary text): everything is active. Only the part's matrices are trained, plus
-  the embedding and the norms unless `mask_embeddings`.
-- Retain (a share of core): the parts are off, the rest is trained.
+- Forget (auxiliary text): everything is active. Only the part's matrices are trained, and the
+  embedding and the norms unless `mask_embeddings`.
+- Retain (a share of core): the parts are inactive, and everything else is trained.
 - Default (the rest of core, unlabelled text): everything is active and trained.
 
-The authors have one part for all domains (here with `joint`), one of the dense model's heads in it,
-another schedule, and output biases that may be trained after the removal. Here a masked parameter
-skips the step, so it neither decays nor moves by its moments. The unembedding is masked too.
+The authors have one part for all domains (here with `joint`) that includes one of the dense model's
+heads, another schedule, and output biases that can be trained after the removal. Here a masked
+parameter skips the step, so neither decay nor moments change it. The unembedding is masked too.
 
-A view's dense model has zeros where a key-value head has fewer query heads than the core's.
-Training it further, as attacks do, trains these zeros too.
+A view's dense model has zeros where a key-value head has fewer query heads than the core's. Further
+training, such as an attack, trains these zeros too.
 """
 
 from dataclasses import replace
@@ -43,10 +43,10 @@ JOINT = "auxiliary"
 
 
 def plan(setting: Setting) -> MethodRuns:
-    """Plans one run and a view for each profile. With a joint part, only core and all.
+    """Plans one run, and a view for each profile (only core and all if `joint`).
 
-    Raises InvalidField if the parts leave the core no hidden unit, or have more query heads than
-    share a key-value head.
+    Raises InvalidField if the parts leave no hidden units for the core, or have more query heads
+    than a key-value head of the core.
     """
     options, size, auxiliary = setting.options.sgtm, setting.size, setting.auxiliary
     parts = (JOINT,) if options.joint else auxiliary
@@ -77,7 +77,7 @@ def plan(setting: Setting) -> MethodRuns:
 
 
 def join_domains(data: DataConfig) -> DataConfig:
-    """Pools the labelled sequences of all auxiliary domains under one label."""
+    """Merges the labelled sequences of all auxiliary domains under one label."""
     apart = [d for d in data.domains if d.name == CORE or is_unlabelled(d.name)]
     pooled = [d for d in data.domains if d not in apart]
     counts = (sum(d.num_sequences for d in pooled), sum(d.num_draws for d in pooled))

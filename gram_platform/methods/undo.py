@@ -4,19 +4,20 @@
 its code, AddieFoote/distillation-robustify-unlearning (`code/tools/serum.py`,
 `run_partial_distill_*.py`):
 
-- The teacher is a MaxEnt model, or an RMU model on WMDP.
-- Matrices begin as (1 - alpha) teacher + alpha beta Xavier's uniform matrix, vectors as (1 - alpha)
-  teacher. Alpha is .1 to .8, beta .1. Gemma's gains are 1 + vector, so here gains move towards 1.
-- The loss is KL(teacher || student) at temperature 1, on pretraining's text of retain and forget
+- The teacher is a MaxEnt model or, on WMDP, an RMU model.
+- The student starts with noise: matrices as (1 - alpha) teacher + alpha beta U (Xavier-uniform),
+  vectors as (1 - alpha) teacher. Alpha is .1 to .8, beta .1. Gemma stores gains minus 1, so here
+  gains move towards 1.
+- The loss is KL(teacher || student) at temperature 1, on pretraining text of retain and forget
   domains, without labels.
-- AdamW without weight decay clips to norm 1. The rate warms up for 50 steps to pretraining's rate
-  (2.25 times that on language), and decays by a cosine.
-- Training stops at a retain loss within 5% of the teacher's, or after fixed steps. The abstract
-  says 60 to 80% of retraining's compute for the strongest setting.
+- AdamW without weight decay clips to norm 1. The rate warms up over 50 steps to that of pretraining
+  (2.25 times that on language), then follows a cosine.
+- Training stops when the retain loss is within 5% of the teacher's, or after a fixed number of
+  steps. For the strongest setting, the abstract reports 60 to 80% of retraining's compute.
 
-We could not read this setting's alpha, nor whether its compute includes the teacher. By default
-alpha is .6, and the student trains for .6 of the baseline's steps. With the teacher's passes this
-costs .8 of the baseline's compute [ours]. The schedule is the baseline's [ours].
+We do not know this setting's alpha, or whether its compute includes the teacher. By default, alpha
+is .6, and the student trains for .6 of the baseline's steps. With the teacher's passes, this costs
+.8 of the baseline's compute [ours]. The schedule is the baseline's [ours].
 """
 
 from dataclasses import replace
@@ -32,7 +33,7 @@ PLANS = dict(zip(TEACHERS, (plan_maxent, plan_rmu), strict=True))
 
 
 def plan(setting: Setting) -> MethodRuns:
-    """Plans the teacher's runs, and for each run a distillation on the baseline's mixture."""
+    """Plans the teachers, and a distillation of each on the baseline's mixture."""
     options, accumulation = setting.options.undo, setting.baseline_accumulation
     taught = PLANS[options.teacher](setting)
     labelled = replace(restore_true_labels(setting), options=Options())

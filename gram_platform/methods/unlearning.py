@@ -1,4 +1,4 @@
-"""MaxEnt, RMU, GradDiff: unlearn domains in a stage after the baseline, a run for each profile."""
+"""MaxEnt, RMU and GradDiff unlearn domains of the baseline, in one run per profile."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -33,27 +33,27 @@ def plan_maxent(setting: Setting) -> MethodRuns:
 
 
 def plan_rmu(setting: Setting) -> MethodRuns:
-    """Plans RMU, which pushes a layer's activations on forget text to a fixed random direction.
+    """Plans RMU, which pushes activations on forget text towards a fixed random direction.
 
     Activations on retain text stay near the baseline's. "The WMDP Benchmark: Measuring and Reducing
-    Malicious Use With Unlearning", Li, Pan, Gopal and others, 2024. The authors train the MLPs'
-    output matrices of three layers. We train all weights up to the steered layer [ours]. FLOPs
-    leave out the frozen layers' passes on retain text.
+    Malicious Use With Unlearning", Li, Pan, Gopal and others, 2024. The authors train the MLP
+    output matrices of three layers. We train all weights up to the steered layer [ours]. FLOPs do
+    not include the frozen baseline's passes on retain text.
     """
     return plan_unlearning(setting, lambda profile: setting.options.rmu)
 
 
 def plan_graddiff(setting: Setting) -> MethodRuns:
-    """Plans GradDiff, which ascends the loss on forget text and descends it on retain text.
+    """Plans GradDiff, which increases the loss on forget text and decreases it on retain text.
 
-    "Continual Learning and Private Unlearning", Liu, Liu and Stone, 2022. The ascent is unbounded,
-    so more steps or a higher learning rate also destroy what should be kept.
+    "Continual Learning and Private Unlearning", Liu, Liu and Stone, 2022. The increase is
+    unbounded, so more steps or a higher learning rate also damage retained abilities.
     """
     return plan_unlearning(setting, lambda profile: setting.options.graddiff)
 
 
 def plan_unlearning(setting: Setting, options_of: Callable[[Profile], Unlearning]) -> MethodRuns:
-    """Plans the baseline, and a stage after it for each profile that removes a domain."""
+    """Plans the baseline, and an unlearning run for each profile that removes a domain."""
     start = baseline_run(setting)
     runs, views = {"all": start}, {}
     for profile in setting.profiles:
@@ -67,11 +67,11 @@ def plan_unlearning(setting: Setting, options_of: Callable[[Profile], Unlearning
 def _unlearning(
     setting: Setting, options: Unlearning, start: RunConfig, profile: Profile
 ) -> RunConfig:
-    """Plans a run whose windows have as many forget sequences as retain sequences.
+    """Plans a run whose windows are half forget sequences and half retain sequences.
 
-    Forget domains are drawn equally often. Core and the profile's domains are drawn as in the
-    baseline's mixture [ours]. With `core_share`, core is drawn at this share, and the other domains
-    equally often.
+    Forget domains are drawn equally often. Core and the profile's domains are drawn in proportion
+    to the baseline's mixture [ours]. If `core_share` is set, it is core's share of the retain
+    sequences, and the profile's domains are drawn equally often.
     """
     size = setting.size
     forget = tuple(d for d in setting.auxiliary if d not in profile)
@@ -115,8 +115,8 @@ def _objective(options: Unlearning, forget: Profile, num_layers: int) -> Objecti
 def apportion(total: int, weights: Mapping[str, float], unit: int) -> dict[str, int]:
     """Splits `total` by weight into multiples of `unit`, at least one each.
 
-    Largest remainders are rounded up first. Raises ValueError if there are fewer multiples than
-    names.
+    The largest remainders are rounded up. Raises ValueError if `total` has fewer units than there
+    are names.
     """
     num_units, whole = total // unit, sum_in_order(weights.values())
     if num_units < len(weights):
