@@ -320,7 +320,7 @@ def sort_rows(
     sizes: Sequence[str],
     names: Sequence[str] = ("method", "size", "profile", "seed", "domain"),
 ) -> pd.DataFrame:
-    """Sorts rows by those columns of `names` that the frame has. `sizes` come before other sizes."""
+    """Sorts rows by the columns in `names` that the frame has. `sizes` come before other sizes."""
     keys = {
         "method": method_key,
         "size": lambda s: (list(sizes).index(s) if s in sizes else len(sizes), size_key(s)),

@@ -282,7 +282,7 @@ def _hessian(c: np.ndarray) -> np.ndarray:
 
 
 def _curvature_t(curvature: float, direction: np.ndarray, covariance: np.ndarray) -> float:
-    """Returns the curvature along `direction` over its standard error. Infinite for an exact fit."""
+    """Returns the curvature along `direction` over its standard error, infinite for an exact fit."""
     x, y = direction
     gradient = np.array([0.0, 0.0, 0.0, 2.0 * x * x, 2.0 * x * y, 2.0 * y * y])
     variance = float(gradient @ covariance @ gradient)
