@@ -138,8 +138,8 @@ def rms_of_means(cell: pd.DataFrame) -> float:
     """Returns the root mean square, over shares, of the mean error over seeds.
 
     `cell` has the columns `share, seed, error`. Shares with one seed are left out. Returns NaN if
-    none remains. The variance between seeds is not subtracted, since with three seeds the result
-    would often be 0.
+    none remains. The seeds' variance is not subtracted, since for three seeds the result would
+    often be 0.
     """
     means = cell.groupby(["share", "seed"])["error"].mean().groupby("share").agg(["mean", "count"])
     means = means.loc[means["count"] > 1, "mean"]

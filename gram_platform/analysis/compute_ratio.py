@@ -21,12 +21,12 @@ from gram_platform.analysis.intervals import floats, positive
 from gram_platform.config.identity import invalid
 
 MIN_POINTS = 3
-# s0 is at its bound if s0 + min(s) is below this share of `_scale`, or as near its upper end.
+# s0 is at its bound if s0 + min(s) is below this share of `_scale`, or as close to its upper end.
 BOUND_FRACTION = 0.05
 # The smallest and the largest `step_rms` of the published curves (docs/findings/unit.md).
 PUBLISHED_STEP_RMS = (0.18, 0.71)
 GRID_POINTS = 400
-# The most numbers, 8 MB, in an array of offsets x points.
+# The largest array of offsets x points, 8 MB.
 NUMBERS_AT_ONCE = 2**20
 # The range of s0 + min(s), in units of `_scale` and of the last step.
 LOWEST, HIGHEST = 1e-6, 1e6
@@ -34,10 +34,7 @@ LOWEST, HIGHEST = 1e-6, 1e6
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """The curve L(s) = A (s + s0)^-alpha.
-
-    s0 is stored relative to the first measured step, to keep all digits.
-    """
+    """The curve L(s) = A (s + s0)^-alpha, with s0 stored relative to the first measured step."""
 
     alpha: float
     # s0 + first_step, > 0.
@@ -46,7 +43,7 @@ class LearningCurve:
     last_step: float
     # The fitted log loss at first_step.
     log_loss_first: float
-    # Of the residuals of the log loss.
+    # The rms residual of the log loss.
     rms: float
     # s0 is at an end of its range, so the curve is unreliable.
     at_bound: bool
@@ -94,8 +91,8 @@ class LearningCurve:
     def step(self, loss):
         """Returns the steps at which the curve reaches `loss`, a number or an array.
 
-        For losses below the fitted range this is more than `last_step`. Far above it, it can be
-        negative if s0 > 0. Overflow is infinite. Raises ValueError for losses <= 0.
+        Losses below the curve's range are mapped beyond `last_step`, and losses far above it
+        possibly below 0. Overflow is infinite. Raises ValueError for losses <= 0.
         """
         losses = floats("loss", loss)
         positive("loss", losses.ravel())
@@ -145,8 +142,8 @@ def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
     """Returns step(loss) / mean(step(baseline_losses)). Above 1 is better than the baseline.
 
     `loss` is a number or an array. `baseline_losses` has the final loss of each baseline seed on
-    the same domain. All are in nats per token. Raises ValueError for losses <= 0, no baseline
-    losses, or a mean baseline step that is not positive and finite.
+    the same domain. All are in nats per token. Raises ValueError for losses <= 0, if
+    `baseline_losses` is empty, or if the mean is not positive and finite.
     """
     baseline = positive("baseline_losses", np.atleast_1d(baseline_losses))
     if baseline.size == 0:
@@ -165,10 +162,7 @@ def _scale(s: np.ndarray) -> float:
 
 
 def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns the residual sum of squares [G] at each offset, minimised over A and alpha.
-
-    Infinite where the best alpha is <= 0.
-    """
+    """Returns the residual sum of squares at offsets [G], infinite where the best alpha is <= 0."""
     rows, centred, parts = max(1, NUMBERS_AT_ONCE // len(s)), y - y.mean(), []
     for start in range(0, len(offsets), rows):
         x = np.log1p((s - s.min()) / offsets[start : start + rows, None])
@@ -213,6 +207,6 @@ def _points(steps: Sequence[float], losses: Sequence[float]) -> tuple[np.ndarray
         raise invalid("steps", float(s[is_bad][0]), "finite steps >= 0")
     if len(np.unique(s)) < MIN_POINTS:
         raise invalid("steps", np.unique(s).tolist(), f"at least {MIN_POINTS} distinct steps")
-    # The order of the seeds must not change a bit of the sums.
+    # The sums must not depend on the order of the seeds, not even in the last bit.
     order = np.lexsort((values, s))
     return s[order], np.log(values[order])

@@ -102,7 +102,7 @@ def subtract_pairs(
 
 
 def widen(interval: Interval, margin: float) -> Interval:
-    """Adds `margin` in quadrature to the half-width of an interval, unless it is NaN.
+    """Adds a margin in quadrature to the half-width of an interval. A NaN margin adds nothing.
 
     An interval without ends is treated as having half-width 0.
     """
@@ -114,7 +114,7 @@ def widen(interval: Interval, margin: float) -> Interval:
 
 
 def level_factors(number: int, freedom: float | np.ndarray) -> np.ndarray:
-    """Returns how much wider intervals at levels 1 to `number` are than at level 1.
+    """Returns the widths of intervals at levels 1 to `number`, relative to level 1.
 
     Level j corrects for j comparisons (Bonferroni): its quantile is 1 - (1 - TAIL) / j. The result
     is [number], or [n, number] for `freedom` [n, 1].
@@ -127,8 +127,7 @@ def smallest_detectable(differences: Sequence[float], margin: float = math.nan) 
     """Returns the smallest true difference whose interval excludes 0 with probability POWER.
 
     The interval is a t-interval over n new seeds with the spread of `differences` [n], n > 1,
-    widened by `margin`. The result is exact for normal noise. It comes from the noncentral t
-    distribution or, with a margin, from an integral over the distribution of the spread.
+    widened by `margin`. The result is exact for normal noise.
     """
     num = len(differences)
     critical, error = stats.t.ppf(TAIL, num - 1), np.std(differences, ddof=1) / math.sqrt(num)

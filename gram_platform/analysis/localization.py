@@ -68,10 +68,7 @@ class Localization:
 
 
 def gini(values: np.ndarray) -> float:
-    """Returns the Gini coefficient of n values >= 0, or NaN if their sum is 0.
-
-    It is 0 if all values are equal, and (n - 1) / n if all but one are 0.
-    """
+    """Returns the Gini coefficient of values >= 0, or NaN if their sum is 0."""
     ordered = np.sort(values, axis=None)
     num, total = len(ordered), ordered.sum()
     if not total:
@@ -80,7 +77,7 @@ def gini(values: np.ndarray) -> float:
 
 
 def concentration_curve(values: np.ndarray) -> np.ndarray:
-    """Returns the share of the sum on the largest values, at each share of values in TOKEN_SHARES.
+    """Returns the cumulative share of the sum over values in descending order, at TOKEN_SHARES.
 
     The values are >= 0. The result [NUM_POINTS] is NaN if all are 0.
     """
@@ -183,10 +180,7 @@ class ShadedText:
 
 
 def shading_scale(increases: np.ndarray) -> float:
-    """Returns the CALIBRATION quantile of `increases` [T] on a text, or NaN if it is <= 0.
-
-    The increases are those of the filtered model.
-    """
+    """Returns the CALIBRATION quantile of the filtered model's increases [T], or NaN if <= 0."""
     scale = float(np.quantile(increases, CALIBRATION))
     return scale if scale > 0.0 else np.nan
 

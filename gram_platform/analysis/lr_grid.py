@@ -34,7 +34,7 @@ TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss"]
 SURFACE_INPUTS = ["lr", "batch", "loss", "seed"]
 CELL = ["size", "parameters", "lr", "batch"]
 NUM_ENDED = ["num_seeds", "num_diverged", "num_failed"]
-# In place of a seed: all seeds of the size together.
+# Stands for all seeds of a size together.
 POOLED = "pooled"
 OPTIMUM = [field.name for field in fields(Optimum)]
 OPTIMA_COLUMNS = ["size", "parameters", "seed", *OPTIMUM, "num_diverged"]
@@ -182,7 +182,7 @@ def check_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame
         size=trials["size"].astype(str),
         seed=trials["seed"].astype(str),
     )
-    # A frame may have numbers as text.
+    # Numbers can be text.
     frame["parameters"] = pd.to_numeric(frame["parameters"])
     for name in ("lr", "batch"):
         frame[name] = pd.to_numeric(frame[name])

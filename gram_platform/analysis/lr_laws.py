@@ -186,7 +186,7 @@ def _predict(law: Law | None, parameters: float, seq_len: int) -> tuple[float, f
 def spread_interval(
     deviations: np.ndarray, freedoms: np.ndarray, weights: np.ndarray, centre: float
 ) -> Interval:
-    """Returns the interval around `centre`, a sum of the log optima of J sizes with `weights` [J].
+    """Returns the interval around `centre`, the sum of J sizes' log optima times `weights` [J].
 
     `deviations` [R, J] are the log optima of R resamples of the seeds minus the pooled log optima,
     or NaN where a resample failed. `freedoms` [J] are the numbers of seeds minus 1. Resampling n
@@ -320,7 +320,7 @@ def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
     """Returns each size's learning rate and batch from our law, the paper's law and the ladder.
 
     A value is NaN if the law is missing or does not predict. `times_beyond` is the factor by which
-    our law is extrapolated. Batches are converted to sequences of the size's length, keeping the
+    our law is extrapolated. Batches are in sequences of the size's length, for the same number of
     tokens.
     """
     rows = []

@@ -5,11 +5,11 @@ does not give the objective. Ours is
 
     forget + penalty_weight (max(0, floor - core) + max(0, floor - retain)).
 
-Forget, core and retain are mean compute ratios over the domains of their class. The ratios are
-averaged over seeds first, since a single baseline may be below the floor, and clipped to [0,
-HIGHEST_RATIO] before that. Otherwise a completely forgotten domain could make up for a domain that
-is still known: a loss above an untrained model's has a negative ratio, and on a flat curve a
-slightly lower loss can have a huge one. The tables of studies do not clip.
+Forget, core and retain are mean compute ratios over the domains of their class. Every ratio is
+clipped to [0, HIGHEST_RATIO] and then averaged over seeds, since a single baseline may be below the
+floor. Without clipping, a completely forgotten domain could make up for a domain that is still
+known: a loss above an untrained model's has a negative ratio, and on a flat curve a slightly lower
+loss can have a huge one. The tables of studies do not clip.
 """
 
 import math
@@ -33,7 +33,7 @@ class MaxEntObjective:
 
     # At 10, a fall of forget from 1 to 0 makes up for a shortfall of 0.1.
     penalty_weight: float = 10.0
-    # The least compute ratio of core and of retain without a penalty.
+    # The lowest compute ratio of core or retain without a penalty.
     floor: float = 0.95
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class MaxEntObjective:
         losses: Sequence[Mapping[str, float]],
         retained: Sequence[str],
     ) -> dict[str, float]:
-        """Returns the `score` of each seed's {domain: loss in nats per token}."""
+        """Returns the `score` of losses, given as {domain: nats per token} for each seed."""
         rated = {
             d: [reference.ratio(of_seed[d]) for of_seed in losses]
             for d, reference in references.items()

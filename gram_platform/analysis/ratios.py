@@ -37,7 +37,7 @@ CURVE_FIELDS = ["A", "alpha", "s0", "rms", "step_rms", "at_bound", "poor"]
 CURVE_FIELDS += ["first_step", "first_loss", "last_step", "num_points"]
 FIT_COLUMNS = ["size", "domain", *CURVE_FIELDS, "num_seeds", "reference_steps"]
 NO_BASELINE = "no baseline of this size is complete"
-# A larger ratio counts as infinite, since its square may not fit a float.
+# Larger ratios are treated as infinite, since their squares may overflow.
 LARGEST = 1e100
 # Pairs (what is missing, why).
 Notes = list[tuple[str, str]]
@@ -49,7 +49,7 @@ class Reference:
 
     # All baseline seeds, pooled.
     curve: LearningCurve
-    # The final losses (nats a token), one per baseline seed.
+    # The final losses (nats per token), one per baseline seed.
     baseline_losses: tuple[float, ...]
     # {seed: the reference without the seed, None if no curve fits}. Empty with one seed.
     without: Mapping[str, "Reference | None"] = field(default_factory=dict)
@@ -139,7 +139,7 @@ def fit_pooled_curve(
     """Fits a domain's learning curve to all points of runs that differ only in the seed.
 
     `curves` comes from `load_curves` and `configs` from `load_configs`. Raises ValueError like
-    `fit_learning_curve`, or if the configs differ otherwise or a run has no points.
+    `fit_learning_curve`, if the configs differ in anything else, or if a run has no points.
     """
     fields = differing_fields(configs.values())
     fields.pop("seed", None)
@@ -235,10 +235,7 @@ def _unknown(rows: pd.DataFrame, why: str) -> Notes:
 
 
 def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
-    """Returns by how much each row's compute ratio falls per nat of loss, PER_NAT [N] > 0.
-
-    NaN where the ratio is unknown.
-    """
+    """Returns PER_NAT [N] > 0, how far each row's ratio falls per nat of loss. NaN if unknown."""
     values, losses = np.full(len(ratios), np.nan), ratios["loss"].to_numpy(float)
     losses = np.where(ratios["compute_ratio"].isna(), np.nan, losses)
     for key, rows in ratios.groupby(["size", "domain"]).indices.items():
@@ -289,7 +286,7 @@ def _of_the_others(
     own: np.ndarray,
     num_baselines: np.ndarray,
 ) -> np.ndarray:
-    """Returns the second term of `pseudo_values`. `group` indexes table rows, `own` seeds."""
+    """Returns the second term of `pseudo_values`. `group` is the table row, `own` the seed."""
     is_known = ~np.isnan(values)
     num = np.bincount(group, is_known)[group] if len(group) else np.zeros(0)
     is_left_out = is_known & (own >= 0) & (num_baselines > 1) & (num > 1)

@@ -34,7 +34,7 @@ FLAT_FRACTION = 1e-11
 
 @dataclass(frozen=True)
 class Optimum:
-    """The minimum of a fitted surface. All its coordinates are NaN if the surface is not convex."""
+    """The minimum of a fitted surface. Position and loss are NaN if the surface is not convex."""
 
     lr: float
     batch: float
@@ -50,7 +50,7 @@ class Optimum:
     # The numbers of distinct (lr, batch) and of losses used.
     num_cells: int
     num_points: int
-    # Of the residuals, in nats, or of the log loss if this is fitted.
+    # The rms residual, in nats or of the log loss if this is fitted.
     rms: float
     # The smallest curvature over its standard error. NaN without residual degrees of freedom.
     curvature_t: float
@@ -150,7 +150,7 @@ def fit_surface(
     """Fits a quadratic in (log lr, log batch) to losses [n]. A cell may have several seeds.
 
     `seeds` [n] has the seed of each loss. If given, each seed has a level, and the surface predicts
-    the mean level. Without `seeds`, the minimum is unreliable if a cell lacks a seed. Raises
+    at the mean level. Without `seeds`, the minimum is unreliable if a cell lacks a seed. Raises
     ValueError if values are not finite and positive, if fewer than six cells are used, or if the
     cells do not determine the quadratic and the levels (only two rates, cells on one line, fewer
     losses than coefficients).
@@ -282,7 +282,7 @@ def _hessian(c: np.ndarray) -> np.ndarray:
 
 
 def _curvature_t(curvature: float, direction: np.ndarray, covariance: np.ndarray) -> float:
-    """Returns the curvature along `direction` over its standard error, infinite for an exact fit."""
+    """Divides the curvature along `direction` by its standard error. Infinite for an exact fit."""
     x, y = direction
     gradient = np.array([0.0, 0.0, 0.0, 2.0 * x * x, 2.0 * x * y, 2.0 * y * y])
     variance = float(gradient @ covariance @ gradient)

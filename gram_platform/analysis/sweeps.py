@@ -1,7 +1,7 @@
 """Analyses hyperparameter sweeps by calling `tables.analyse` at every value of a knob.
 
 A knob is a swept hyperparameter such as `p_cr`, and a point is one value of a knob. All points are
-compared with the same baselines. A run that belongs to two knobs has a row for each knob.
+compared with the same baselines.
 
 Source of the classes: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
 """

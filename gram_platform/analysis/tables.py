@@ -56,7 +56,7 @@ CLASSES = ("core", "retain", "forget", ELICITED)
 # The columns with the number of a class's domains in a view.
 NUM_DOMAINS = {name: f"num_{name}" for name in CLASSES}
 TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ENDS), "num_seeds"]
-# Suffixes of a class's mean loss in nats a token, this loss minus filtering's, and mean PER_NAT.
+# Suffixes of a class's mean loss in nats, this loss minus filtering's, and mean PER_NAT.
 NATS, MINUS_FILTERING, SLOPE = "_nats", "_nats_minus_filtering", "_ratio_per_nat"
 FILTERING = "filtering"
 NUM_DOMAINS_OF = NUM_DOMAINS | dict.fromkeys(RECOVERY, NUM_DOMAINS[ELICITED])
@@ -73,7 +73,7 @@ class StudyLosses:
     """The stored losses of a study as tidy frames. Seeds are strings."""
 
     # A row per view: `method, size, seed, profile`, `retained` (auxiliary domains, joined by
-    # commas) and `loss/<domain>` of each domain (nats a token). The reference is method baseline
+    # commas) and `loss/<domain>` of each domain (in nats). The reference is method baseline
     # with profile all. Other columns (`run_id`, `eval_id`) are copied into `ratios`.
     evaluations: pd.DataFrame
     # A row per point of the baselines' validation curves: `size, seed, step, domain, loss`.
@@ -81,7 +81,7 @@ class StudyLosses:
     # A row per attack on a view: `method, size, seed, profile`, `elicited` (the attacked domain)
     # and the best `loss` or NaN. ATTACK_CURVE and `num_tokens` give RECOVERY.
     attacks: pd.DataFrame | None = None
-    # The study's views: `method, size, seed, profile, retained`. `missing` names absent views, and
+    # The study's views: `method, size, seed, profile, retained`. `missing` lists absent views, and
     # no mean is taken without them. By default the views in `evaluations`.
     declared: pd.DataFrame | None = None
 
@@ -159,7 +159,7 @@ def analyse(
 
 
 def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFrame:
-    """Returns each view's losses minus filtering's by class, on profiles that filtering also has."""
+    """Returns each view's losses minus filtering's, by class, on the profiles of both."""
     columns = {name: name + MINUS_FILTERING for name in CLASSES}
     is_theirs, same = ratios["method"] == FILTERING, ["size", "seed", "profile", "domain", "class"]
     both = ratios[~is_theirs].merge(
@@ -205,13 +205,13 @@ def per_seed_frame(
 ) -> tuple[pd.DataFrame, Notes]:
     """Averages the column `value` over domains by view and class. Returns (rows, notes).
 
-    The columns are ROW, seed, CLASSES, `retained` and NUM_DOMAINS, the numbers of averaged domains.
-    A class with an unknown domain is NaN.
+    The columns are ROW, seed, CLASSES, `retained` and NUM_DOMAINS, the numbers of domains. A class
+    with an unknown domain is NaN.
 
-    Each seed also has a row with the profile `mean` and an empty `retained`. It has the
-    `pair_means` of core and core with one auxiliary domain, as in the paper, or of all profiles for
-    a method without these, such as the baseline. A seed that lacks one of these profiles in
-    `declared` gets a note instead.
+    Each method, size and seed also has a row with the profile `mean` and an empty `retained`. It
+    has the `pair_means` of core and core with one auxiliary domain, as in the paper, or of all
+    profiles for a method without these, such as the baseline. A seed that lacks one of these
+    profiles in `declared` gets a note instead.
     """
     by_class = ratios.groupby([*VIEW, "class"], sort=False)[value]
     means, counts = (
@@ -310,8 +310,7 @@ def join_notes(
 def find_mean_profiles(rows: pd.DataFrame) -> frozenset[str]:
     """Returns the profiles in `rows` that are core with at most one auxiliary domain.
 
-    If the study has one auxiliary domain, `all` is one of them, but this needs the column
-    `retained`.
+    `all` is one of them in studies with one auxiliary domain, but only if `rows` has `retained`.
     """
     few = frozenset(p for p in rows["profile"] if p not in (ALL, MEAN) and p.count("+") < 2)
     if "retained" not in rows:
@@ -321,19 +320,13 @@ def find_mean_profiles(rows: pd.DataFrame) -> frozenset[str]:
 
 
 def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
-    """Averages known ratios over seeds by ROW, domain, class and, if present, variant.
-
-    Groups without a known ratio have no row.
-    """
+    """Averages known ratios over seeds by ROW, domain, class and, if present, variant."""
     keys = [*(c for c in (VARIANT,) if c in ratios), *ROW, "domain", "class"]
     return average_rows(ratios[ratios["compute_ratio"].notna()], keys, "compute_ratio")
 
 
 def average_rows(frame: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
-    """Averages the column `value` over seeds, grouped by `keys`. Adds an interval and `num_seeds`.
-
-    The column `runs` joins the `run_id`s, if any.
-    """
+    """Averages the column `value` over seeds by `keys`. Adds interval, `num_seeds` and `runs`."""
     rows = []
     for key, group in frame.groupby(list(keys), sort=False):
         runs = ", ".join(dict.fromkeys(group["run_id"].astype(str))) if "run_id" in group else ""
@@ -356,7 +349,7 @@ def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
 
 
 def run_names(run_ids: pd.Series) -> str:
-    """Joins the first MOST_RUNS distinct run ids with commas, and appends the number of the others."""
+    """Joins the first MOST_RUNS distinct run ids with commas, and counts the rest."""
     names = list(dict.fromkeys(run_ids.astype(str)))
     rest = f" and {len(names) - MOST_RUNS} more" if len(names) > MOST_RUNS else ""
     return ", ".join(names[:MOST_RUNS]) + rest
@@ -385,17 +378,14 @@ def _no_formula(cell: Any) -> Any:
 
 
 def readable_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Formats the classes of table.csv as `mean [low, high]`, without classes that have no values."""
+    """Formats the classes of table.csv as `mean [low, high]`, omitting classes without values."""
     names = table.columns[: table.columns.get_loc(CLASSES[0])]
     classes = [name for name in CLASSES if table[name].notna().any()]
     return with_intervals(table, names, classes).assign(num_seeds=table["num_seeds"])
 
 
 def in_reading_order(table: pd.DataFrame) -> pd.DataFrame:
-    """Moves baselines to the end, and drops means that repeat their method's only profile.
-
-    `table` has the columns of table.csv.
-    """
+    """Moves the baselines of a table.csv to the end, and drops means over a single profile."""
     names = list(table.columns[: table.columns.get_loc(CLASSES[0])])
     names.remove("profile")
     is_mean = table["profile"] == MEAN
@@ -448,7 +438,7 @@ def points_of(frame: pd.DataFrame, name: str) -> Sequence[tuple[float, ...]]:
 def interval_text(
     mean: float, low: float, high: float, points: Sequence[float] = (), digits: int = 3
 ) -> str:
-    """Returns `mean [low, high]`, `mean (point, point)` or `mean`, as known, or "" without a mean."""
+    """Returns `mean [low, high]`, `mean (point, point)` or `mean`, or "" if the mean is NaN."""
     if np.isnan(mean):
         return ""
     mean, low, high, *listed = (f"{number:.{digits}f}" for number in (mean, low, high, *points))
@@ -458,7 +448,7 @@ def interval_text(
 
 
 def short_text(mean: float, low: float, high: float, points: Sequence[float] = ()) -> str:
-    """Returns `mean ±half` for a narrow terminal, or the `interval_text` if there is no interval."""
+    """Returns `mean ±half` for a narrow terminal, or `interval_text` if there is no interval."""
     if np.isnan(low):
         return interval_text(mean, low, high, points)
     half = f" \u00b1{(high - low) / 2:.3f}".replace("\u00b10.", "\u00b1.")

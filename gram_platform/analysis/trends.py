@@ -1,7 +1,6 @@
 """Fits power laws in the parameter count, and predicts the largest size from smaller ones [ours].
 
-Source of the laws: the paper's appendix "Learning Rate and Batch Size Scaling", which fits log
-optima to log parameter counts by least squares.
+Source of the laws: the paper's appendix "Learning Rate and Batch Size Scaling".
 """
 
 import math
@@ -41,7 +40,7 @@ class PowerLaw:
 def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
     """Fits log value to log size by least squares.
 
-    Raises ValueError unless all are finite and positive and at least two sizes differ.
+    Raises ValueError unless all inputs are finite and positive and at least two sizes differ.
     """
     n, v = positive("sizes", sizes), positive("values", values)
     if len(n) != len(v):

@@ -48,7 +48,7 @@ def rank_trials(trials: pd.DataFrame, columns: TrialColumns) -> pd.DataFrame:
 
 
 def best_lines(trials: pd.DataFrame, columns: TrialColumns) -> list[str]:
-    """Returns `best: size tiny: loss 1.47 at lr 0.008, batch 4` for each group with a best."""
+    """Writes `best: size tiny: loss 1.47 at lr 0.008, batch 4` for each group with a best point."""
     best = rank_trials(trials, columns).query(f"{RANK} == 1").drop_duplicates([*columns.groups])
     return [
         f"best: {values_text(row, columns.groups)}: {columns.objectives[0]} {row['mean']:.3g} at"

@@ -12,7 +12,7 @@ from gram_platform.model.kernels import repeats_keys, require_first_order
 from gram_platform.model.transformer import Mlp, Transformer
 from gram_platform.train.objectives import rows_at_once
 
-# A function has a graph for each number of sequences of a pass, and of sequences that train it.
+# A function gets one graph per (sequences of a pass, sequences that train it).
 MAX_GRAPHS = 32
 Result = TypeVar("Result")
 
@@ -89,7 +89,7 @@ def compile_blocks(model: Transformer, compilation: Compilation) -> None:
     FSDP2's hooks stay outside the graphs.
     """
     torch.compiler.assume_constant_result(repeats_keys)
-    # The last pass is not recomputed any more.
+    # The previous pass is no longer recomputed.
     model.register_forward_pre_hook(lambda *_: compilation.used.clear())
     for block in model.blocks:
         block.trunk = compilation.compile(block.trunk)
@@ -179,7 +179,7 @@ def logits_gradient(
     logsum_N1: Tensor,
     scales_N1: Tensor,
 ) -> Tensor:
-    """Returns (p - 1[target]) x scale in the logits' dtype, from the statistics of `token_losses`."""
+    """Returns (p - 1[target]) x scale in the logits' dtype, using the results of `token_losses`."""
     p_NV = (logits_NV.float() - largest_N1 - logsum_N1).exp()
     is_target_NV = torch.arange(logits_NV.shape[1], device=logits_NV.device) == targets_N1
     return ((p_NV - is_target_NV.float()) * scales_N1).to(logits_NV.dtype)

@@ -16,7 +16,7 @@ from gram_platform.corpora.packed import TokenRows
 
 # Token sequences by domain: [num_sequences, seq_len + 1].
 Arrays = Mapping[str, TokenRows]
-# Draws of a domain whose rows are computed together, since single permutations cost too much.
+# A domain's rows are computed for this many draws at once, since single permutations are slow.
 DRAWS_AT_ONCE = 4096
 
 
@@ -28,10 +28,7 @@ class Separator:
     end: int
 
     def places(self, sequences: np.ndarray) -> np.ndarray:
-        """Returns a mask of the positions where a separator begins.
-
-        The mask is bool [num_sequences, seq_len + 2 - len(tokens)].
-        """
+        """Returns where a separator begins, bool [num_sequences, seq_len + 2 - len(tokens)]."""
         windows = np.lib.stride_tricks.sliding_window_view(sequences, len(self.tokens), axis=1)
         return (windows == np.array(self.tokens)).all(-1)
 
@@ -106,7 +103,7 @@ class ScheduleReader:
         return sequences
 
     def rows(self, micro_batch: MicroBatch) -> np.ndarray:
-        """Returns (index of a domain in `arrays`, row) for each sequence, int64 [micro_batch, 2]."""
+        """Returns (domain's index in `arrays`, row) for each sequence, int64 [micro_batch, 2]."""
         domain, size = micro_batch.domain, self.config.micro_batch
         first, rows = self._chunks.get(domain, (0, np.empty((0, 2), dtype=np.int64)))
         if not first <= micro_batch.cursor <= first + len(rows) - size:

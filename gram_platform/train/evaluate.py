@@ -41,9 +41,9 @@ def domain_losses(
     """Returns each domain's mean cross entropy per token, in nats, over its first rows.
 
     `active(domain)` returns the module weights for a domain's batches. All ranks must call this.
-    Each rank measures every `num_ranks`th batch, and all ranks get all losses. Batches are never
-    split, so the losses are bitwise equal on any number of ranks. A rank without a batch repeats
-    the last one, because all ranks must make the same number of passes.
+    Each measures every `num_ranks`th batch, and all get all losses. Batches are never split, so the
+    losses are bitwise equal on any number of ranks. A rank without a batch repeats the last one, so
+    that all ranks make the same number of passes.
     """
     batches = _batches(learner.config.model, arrays, domains, num_sequences, learner.device)
     losses = [torch.zeros((), device=learner.device)] * len(batches)
@@ -165,7 +165,7 @@ def _batches(
     num_sequences: int,
     device: torch.device | str,
 ) -> Batches:
-    """Splits each domain's first rows into batches. Raises ValueError if a domain has too few rows."""
+    """Batches each domain's first rows. Raises ValueError if a domain has too few rows."""
     require_sequences(arrays, domains, num_sequences)
     batch = evaluation_batch(config, device)
     starts = range(0, num_sequences, batch)
@@ -175,7 +175,7 @@ def _batches(
 
 def _means(batches: Batches, losses: Sequence[float]) -> dict[str, float]:
     totals = {domain: (0.0, 0) for domain, _ in batches}
-    # `sum` rounds differently in Python 3.12.
+    # Not `sum`, which rounds differently in Python 3.12.
     for (domain, rows), loss in zip(batches, losses, strict=True):
         total, num_sequences = totals[domain]
         totals[domain] = total + loss * len(rows), num_sequences + len(rows)
@@ -218,7 +218,7 @@ def sample_continuations(
 
 
 def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Draws tokens_B from softmax(logits / temperature) in float64. Returns (tokens_B, surprisals_B)."""
+    """Draws from softmax(logits / temperature) in float64. Returns (tokens_B, surprisals_B)."""
     log_p_BV = torch.log_softmax(logits_BV.cpu().double() / temperature, dim=-1)
     reached_BV = log_p_BV.exp().cumsum(dim=-1)
     # The last sum is 1 up to rounding.
@@ -229,10 +229,7 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float = 1.0) -> tup
 
 
 class CachedAttention(nn.Module):
-    """Attention over the tokens of all calls. Every call after the first has one token.
-
-    Shapes as in `transformer.py`.
-    """
+    """Attention over the tokens of all calls. Every call after the first has one token."""
 
     def __init__(self, attention: Attention):
         super().__init__()

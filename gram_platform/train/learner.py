@@ -70,11 +70,11 @@ class Learner:
         """Builds the model from `start` (weights by name) and the seed, as `starting_weights` does.
 
         With `activation_checkpointing`, blocks keep only their inputs and recompute the rest in the
-        backward pass. This saves memory, costs time and does not change a bit. `compiled` compiles
-        blocks and loss until compiling fails. `num_passes` saves memory: it is the number of passes
-        for this process's share of a micro-batch. `num_merged` gives fewer and larger products: it
-        is the most micro-batches in one pass, at most 1 for misdirection. One of the two must be 1.
-        Both change the gradient only by rounding.
+        backward pass, which saves memory, costs time and leaves results bitwise equal. `compiled`
+        compiles blocks and loss until compiling fails. `num_passes` splits this process's share of
+        a micro-batch into passes, to save memory. `num_merged` is the most micro-batches that share
+        a pass, for fewer and larger products, and must be 1 for misdirection. One of the two must
+        be 1. Both change the gradient only by rounding.
         """
         assert 1 in (num_passes, num_merged)
         self.config, self.num_passes, self.num_merged = config, num_passes, num_merged
@@ -134,10 +134,7 @@ class Learner:
 
     @torch.no_grad()
     def teach(self, tokens_BT: Tensor, number: int) -> Sequence[Tensor | None]:
-        """Returns the teacher's logits for each of the `number` micro-batches of a pass.
-
-        They are None if there is no teacher.
-        """
+        """Returns teacher logits for each of `number` micro-batches, or None without a teacher."""
         if self.teacher is None:
             return [None] * number
         return self.teacher.forward(tokens_BT, NO_MODULES).chunk(number)
@@ -191,7 +188,7 @@ class Learner:
         return values
 
     def mean_over_ranks(self, values: Tensor) -> Tensor:
-        """Returns the mean of `values` over ranks with equally many sequences each."""
+        """Returns the mean of `values` over ranks, which have equally many sequences."""
         return values
 
     def clip(self) -> float:

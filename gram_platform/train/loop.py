@@ -33,7 +33,7 @@ class StepRecord:
 
     step: int
     learning_rate: float
-    # Before clipping.
+    # The norm before clipping.
     grad_norm: float
     domains: tuple[str, ...]
     # Cross entropy of each micro-batch, in nats per token.
@@ -60,8 +60,8 @@ def training_steps(
     micro-batch trains have no gradient.
 
     Every `norms_every` steps (0 for never) and after the last step, records have the norms
-    `gradient/<set>` of the trained sets before clipping, and `weights/<set>` after the step. Raises
-    TrainingDiverged before a non-finite gradient changes a weight.
+    `gradient/<set>` of the trained sets before clipping, and `weights/<set>` after the step. If a
+    loss or gradient norm is not finite, raises TrainingDiverged before weights change.
     """
     config = learner.config
     for step in range(first_step, config.num_steps):
@@ -92,8 +92,8 @@ def _accumulate_gradients(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Runs all micro-batches forward and backward. Returns cross entropies and minimised losses.
 
-    Both are means over ranks. They are read from the device once per window, because a read waits
-    for all queued work.
+    Both are means over ranks, read from the device once per window, because a read waits for all
+    queued work.
     """
     num_losses, ranks = len(window) * learner.num_passes, (learner.rank, learner.num_ranks)
     values, num_done = torch.zeros(2, len(window), device=learner.device), 0

@@ -81,7 +81,7 @@ def _fill(grad_NV: Tensor, logits_NV: Tensor, targets_N1: Tensor, divisor: int) 
 
 
 def _fill_in_place(grad_NV: Tensor, logits_NV: Tensor, targets_N1: Tensor, divisor: int) -> Tensor:
-    """Does the same as `_fill` for float32, within the memory of `grad_NV` and with one exponential."""
+    """Does the same as `_fill` for float32, with one exponential and no memory but `grad_NV`."""
     torch.sub(logits_NV, logits_NV.amax(dim=-1, keepdim=True), out=grad_NV)
     target_logits_N1 = grad_NV.gather(1, targets_N1)
     sums_N1 = grad_NV.exp_().sum(dim=-1, keepdim=True)
@@ -138,7 +138,7 @@ MAXENT = {"maxent_kl": maxent_kl, "maxent_entropy": maxent_entropy}
 
 
 def distillation_kl(logits_BTV: Tensor, taught_BTV: Tensor) -> Tensor:
-    """Returns KL(teacher || p) averaged over tokens, in nats, for teacher's logits `taught_BTV`."""
+    """Returns KL(teacher || p) averaged over tokens, in nats. `taught_BTV` has teacher logits."""
     log_p, log_taught = (
         F.log_softmax(logits.flatten(0, 1).float(), dim=-1) for logits in (logits_BTV, taught_BTV)
     )
@@ -146,10 +146,7 @@ def distillation_kl(logits_BTV: Tensor, taught_BTV: Tensor) -> Tensor:
 
 
 def activation_distance(x_BTD: Tensor, target: Tensor) -> Tensor:
-    """Returns the mean over tokens and dimensions of (x - target)^2.
-
-    `target` is [D] or [B, T, D].
-    """
+    """Returns mean((x - target)^2) over tokens and dimensions, for target [D] or [B, T, D]."""
     return (x_BTD.float() - target.float()).square().mean()
 
 
@@ -166,8 +163,8 @@ def training_loss(
     For misdirection, `activations` are (x, target). For distillation, `taught_BTV` are the
     teacher's logits. Unlearning minimises F(forget batch) + w R(retain batch). R is the cross
     entropy, and F is the MaxEnt loss or minus the cross entropy. For misdirection, both are the
-    distance of activations from their target. Both terms are doubled, because the loop divides each
-    loss by the number of all micro-batches, and each term is in only half of them.
+    distance of activations from their target. Both terms are doubled, because the loop divides by
+    the number of all micro-batches, and each term is in only half of them.
     """
     if objective.kind == "cross_entropy":
         return cross_entropy_loss
@@ -186,7 +183,7 @@ def training_loss(
 class Misdirection:
     """Provides what RMU compares: a layer's output in the trained model, and its target.
 
-    On forget domains the target is a fixed random vector of length `steering`. Before scaling, its
+    On forget domains the target is a fixed random vector of norm `steering`. Before scaling, its
     components are drawn from the seed, uniformly in [0, 1), as the authors do. On other domains the
     target is the layer's output at the start of the run. The parameters `above` the layer are never
     trained. Losses computed through them are only reported, without a graph.
@@ -195,10 +192,7 @@ class Misdirection:
     def __init__(
         self, config: RunConfig, model: Transformer, frozen: Transformer, run_frozen: Callable
     ):
-        """`frozen` is the first layers of the model that the run starts from.
-
-        `run_frozen(tokens_BT, active)` is its forward pass.
-        """
+        """`frozen` has the first layers of the start. `run_frozen(tokens_BT, active)` runs it."""
         self.objective, self.run_frozen = config.objective, run_frozen
         values_D = uniforms(hash_key(config.seed, MISDIRECTION), np.arange(config.model.d_model))
         direction_D = torch.from_numpy(values_D / np.linalg.norm(values_D)).float()

@@ -57,7 +57,7 @@ def _adamw(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.opt
 def clip_gradients(sets: Sets, config: OptimizerConfig) -> float:
     """Clips gradients to `clip_norm` (0 for never) and returns the norm before clipping [ours].
 
-    The norm is over the gradients of all sets. The factor is as in torch's `clip_grad_norm_`.
+    The norm is over all sets. The factor is as in torch's `clip_grad_norm_`.
     """
     gradients = [p.grad for named in sets.values() for p in named.values() if p.grad is not None]
     norm = torch.linalg.vector_norm(_tensor_norms(gradients))
@@ -110,7 +110,7 @@ def _norms(groups: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
 
 
 def _tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns the norm of every tensor, summed over the ranks of one copy if sharded."""
+    """Returns the norm of every tensor, over all ranks of a copy if sharded."""
     norms = torch.stack(torch._foreach_norm(_locals(tensors)))
     if not _is_sharded(tensors[0]):
         return norms

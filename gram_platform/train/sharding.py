@@ -4,7 +4,8 @@ The embedding, each block, and the last norm with the head are sharded separatel
 auxiliary MLPs (`Sharing.own_groups`), which are not gathered while inactive. Small auxiliary MLPs
 stay in their block's group, for fewer collectives. All ranks have the same routes, and each has a
 share of every micro-batch's sequences. Gradients are reduced in float32, per window or per pass
-(`config.layout`). A wrong order of calls can give wrong gradients without an error (`train_only`).
+(`config.layout`). A wrong order of calls can give wrong gradients without an error (see
+`train_only`).
 """
 
 import contextlib
@@ -29,7 +30,7 @@ from gram_platform.train.optimizers import Sets
 def rank_mesh(device: str, shards: int) -> DeviceMesh:
     """Returns the mesh of all ranks, or of machines x ranks if each machine has a copy.
 
-    A machine has a copy if every machine has `shards` ranks. Otherwise all ranks share one copy.
+    Each machine has a copy if all machines have `shards` ranks. Otherwise all ranks share one copy.
     Ray Train sets LOCAL_WORLD_SIZE and numbers the ranks of a machine consecutively.
     """
     num_ranks = dist.get_world_size()
@@ -89,10 +90,7 @@ class ShardedLearner(Learner):
         self.model.lm_head.set_reshard_after_forward(False)
 
     def _warm_up(self) -> None:
-        """Runs a first pass with all weights trainable.
-
-        A group that is frozen in its first pass would never get a reduce dtype.
-        """
+        """Runs a pass with all weights trainable. Frozen groups would never get a reduce dtype."""
         for parameter in self.model.parameters():
             parameter.requires_grad_(True)
         self._trained = None
@@ -168,7 +166,7 @@ class ShardedLearner(Learner):
             yield name, self.masters[name].detach().full_tensor()
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Returns (first, stop) of this rank's rows of a weight or AdamW moment, or all of a scalar."""
+        """Returns (first, stop) of this rank's rows of a weight or moment, or all of a scalar."""
         if not shape:
             return all_rows(name, shape)
         last = self.mesh.ndim - 1
