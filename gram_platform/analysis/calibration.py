@@ -10,9 +10,9 @@ ratio. An error is a compute ratio minus the share. There are two kinds:
 
 A study's own seeds cannot show the unit error. It is the root mean square, over shares, of the mean
 error over seeds. The error of a difference between two ratios on the same curves is computed
-likewise, from differences between neighbouring shares. `unit_errors.csv` has the errors measured
-for this package. Claims use half of a 90% interval's width: the root mean square times the t factor
-for its degrees of freedom.
+likewise, from differences between neighbouring shares. `unit_errors.csv` has the package's measured
+errors. Claims use the half-width of a 90% interval: the root mean square times the t factor for its
+degrees of freedom.
 """
 
 import math

@@ -51,7 +51,7 @@ class LearningCurve:
 
     @property
     def s0(self) -> float:
-        """The shift s0 in steps, which is larger than -first_step."""
+        """The shift s0 in steps, larger than -first_step."""
         return self.offset - self.first_step
 
     @property
@@ -91,8 +91,8 @@ class LearningCurve:
     def step(self, loss):
         """Returns the steps at which the curve reaches `loss`, a number or an array.
 
-        Losses below the curve's range are mapped beyond `last_step`, and losses far above it
-        possibly below 0. Overflow is infinite. Raises ValueError for losses <= 0.
+        Losses below the curve's range map to steps beyond `last_step`, and losses far above it can
+        map to negative steps. Overflow is infinite. Raises ValueError for losses <= 0.
         """
         losses = floats("loss", loss)
         positive("loss", losses.ravel())
@@ -143,7 +143,7 @@ def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
 
     `loss` is a number or an array. `baseline_losses` has the final loss of each baseline seed on
     the same domain. All are in nats per token. Raises ValueError for losses <= 0, if
-    `baseline_losses` is empty, or if the mean is not positive and finite.
+    `baseline_losses` is empty, or if the denominator is not positive and finite.
     """
     baseline = positive("baseline_losses", np.atleast_1d(baseline_losses))
     if baseline.size == 0:
@@ -156,7 +156,7 @@ def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
 
 
 def _scale(s: np.ndarray) -> float:
-    """Returns the interval between the first two steps, or the first step if smaller and not 0."""
+    """Returns the first interval between steps, or the first step if it is smaller and not 0."""
     first, second = np.unique(s)[:2].tolist()
     return min(second - first, first or math.inf)
 
@@ -207,6 +207,6 @@ def _points(steps: Sequence[float], losses: Sequence[float]) -> tuple[np.ndarray
         raise invalid("steps", float(s[is_bad][0]), "finite steps >= 0")
     if len(np.unique(s)) < MIN_POINTS:
         raise invalid("steps", np.unique(s).tolist(), f"at least {MIN_POINTS} distinct steps")
-    # The sums must not depend on the order of the seeds, not even in the last bit.
+    # The order of the seeds must not change the sums, even in the last bit.
     order = np.lexsort((values, s))
     return s[order], np.log(values[order])

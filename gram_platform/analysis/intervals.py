@@ -126,8 +126,8 @@ def level_factors(number: int, freedom: float | np.ndarray) -> np.ndarray:
 def smallest_detectable(differences: Sequence[float], margin: float = math.nan) -> float:
     """Returns the smallest true difference whose interval excludes 0 with probability POWER.
 
-    The interval is a t-interval over n new seeds with the spread of `differences` [n], n > 1,
-    widened by `margin`. The result is exact for normal noise.
+    This is a t-interval over n new seeds with the spread of `differences` [n], n > 1, widened by
+    `margin`. The result is exact for normal noise.
     """
     num = len(differences)
     critical, error = stats.t.ppf(TAIL, num - 1), np.std(differences, ddof=1) / math.sqrt(num)

@@ -3,8 +3,8 @@
 Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". A
 token's increase is its loss minus the loss of the baseline of the same size and seed. The paper
 shows sentences. We summarise validation sequences: the Gini coefficient of the positive increases,
-the share of tokens with a positive increase, and the part of the total increase on the top tenth of
-the tokens. Noise is uneven too, so the control is the baseline of another seed.
+the share of tokens with a positive increase, and the part of the total increase in the top tenth of
+tokens. Noise is uneven too, so the control is the baseline of another seed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -92,7 +92,7 @@ def localize(
     """Compares views with their baselines. Returns one row per view and domain.
 
     The columns are TOKEN_ROW, `retained`, `seed`, STATISTICS, `num_tokens`, `runs` and `curve`.
-    `references` are the baselines by (size, seed). Views without a baseline have no rows. Raises
+    `references` maps (size, seed) to the baseline. Views without a baseline have no rows. Raises
     ValueError if losses differ in shape.
     """
     rows = []

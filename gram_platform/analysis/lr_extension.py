@@ -69,8 +69,8 @@ def extension(
 
     A side is extended if the pooled minimum lies at or beyond it or, without a minimum, if the best
     cell lies on it. The new value continues the ratio of the outermost two. At most `limit` values
-    are added to a side. A batch is refused if `why_not` returns a reason. A new cell is left out if
-    its nearest cell in the grid diverged, failed or was left out.
+    are added to a side. A batch is not added if `why_not` returns a reason. A new cell is left out
+    if its nearest cell in the grid diverged, failed or was left out.
     """
     from gram_platform.analysis.lr_grid import POOLED, cells, optima_table
     from gram_platform.analysis.surface import Fit

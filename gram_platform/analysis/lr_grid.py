@@ -3,7 +3,7 @@
 Every function takes `trials`, with one row per run and the columns `size, parameters, seed, lr,
 batch` (in sequences), `loss`, `state` (complete, diverged or failed) and optionally `run_id`. Only
 losses of complete runs are used. Ours: fits leave out cells with a diverged seed, because the mean
-over their other seeds is too good. Pooled fits give each seed a level (see `surface`).
+over their other seeds would be too good. Pooled fits give each seed a level (see `surface`).
 """
 
 import math

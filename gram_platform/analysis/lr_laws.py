@@ -270,8 +270,8 @@ def bootstrap_laws(
 def _optima(sizes: list[float], groups: list[list[np.ndarray]], fit: Fit) -> np.ndarray:
     """Returns learning rates and batches [2, J] of the pooled minima of J sizes.
 
-    `groups` has, by size, an array [n, 3] of lr, batch and loss per seed. A seed drawn twice counts
-    as two seeds.
+    `groups` has an array [n, 3] of lr, batch and loss for each seed of each size. A seed drawn
+    twice counts as two seeds.
     """
     optima = []
     for seeds in groups:

@@ -192,8 +192,8 @@ def fit_surface(
 def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
     """Subtracts the level of its seed from each loss [n].
 
-    Levels come from a least-squares fit of loss = cell + level. `cell` [n] has the cell's number
-    for each loss. A seed that shares no cell with another seed has level 0.
+    Levels come from a least-squares fit of loss = cell + level. `cell` [n] is the index of each
+    loss's cell. A seed that shares no cell with another seed has level 0.
     """
     columns = level_columns(seeds, len(loss))
     if columns.shape[1] == 0:

@@ -208,10 +208,10 @@ def per_seed_frame(
     The columns are ROW, seed, CLASSES, `retained` and NUM_DOMAINS, the numbers of domains. A class
     with an unknown domain is NaN.
 
-    Each method, size and seed also has a row with the profile `mean` and an empty `retained`. It
-    has the `pair_means` of core and core with one auxiliary domain, as in the paper, or of all
-    profiles for a method without these, such as the baseline. A seed that lacks one of these
-    profiles in `declared` gets a note instead.
+    Each method, size and seed also has a row with the profile `mean` and an empty `retained`. Its
+    values are `pair_means` over core and core with one auxiliary domain, as in the paper, or over
+    all profiles of a method without these, such as the baseline. A seed that lacks one of these
+    profiles gets a note instead.
     """
     by_class = ratios.groupby([*VIEW, "class"], sort=False)[value]
     means, counts = (
@@ -292,9 +292,9 @@ def over_seeds(
 def join_notes(
     missing: Mapping[Hashable, pd.DataFrame], named: Callable[[list], str]
 ) -> pd.DataFrame:
-    """Merges the notes `what, why` of several frames, each with the names of its frames.
+    """Merges the notes `what, why` of several frames, prefixed with the names of their frames.
 
-    A note that all frames share has no names.
+    Notes that all frames share get no prefix.
     """
     places: dict[tuple[str, str], list] = {}
     for place, frame in missing.items():
@@ -414,7 +414,7 @@ def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> 
 
 
 def text_frame(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> pd.DataFrame:
-    """Converts all cells to text. Floats have the format `digits`, empty cells are `missing`."""
+    """Converts all cells to text. Floats get the format `digits`, and NaN becomes `missing`."""
 
     def cell(value: object) -> str:
         if isinstance(value, bool):

@@ -110,8 +110,8 @@ def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.Data
     """Returns TREND_COLUMNS, one row per class and method.
 
     `table` has the rows of one profile, and `parameters` the sizes' parameter counts. `size` is the
-    largest size, which the fit leaves out. `verdict` tells if the 90% prediction interval, `low` to
-    `high`, contains the `measured` compute ratio. A method has no row if it has fewer than
+    largest size, which the fit leaves out. `verdict` shows whether the 90% prediction interval,
+    `low` to `high`, contains the `measured` compute ratio. A method has no row if it has fewer than
     FEWEST_SIZES smaller sizes, two sizes with the same count, or a ratio <= 0.
     """
     rows = []

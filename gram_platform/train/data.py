@@ -33,7 +33,7 @@ class Separator:
         return (windows == np.array(self.tokens)).all(-1)
 
     def of_responses(self, sequences: np.ndarray) -> np.ndarray:
-        """Returns a mask of the targets in responses and their ends, bool [num_sequences, seq_len].
+        """Returns a mask of targets in responses, with end tokens, bool [num_sequences, seq_len].
 
         A sequence begins inside a response if a document ends before the first separator. Otherwise
         it begins in a prompt.
@@ -86,7 +86,7 @@ class ScheduleReader:
     ) -> tuple[Tensor, ...]:
         """Returns (weights,) of a rank's share, float32 [micro_batch / num_ranks, seq_len].
 
-        Tokens of prompts have weight 0, and those of responses share one weight, so that the mean
+        Prompt tokens have weight 0. All response tokens have the same weight, such that the mean
         over all ranks is 1. Returns () if there is no separator.
         """
         if self.separator is None:

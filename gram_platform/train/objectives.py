@@ -184,9 +184,9 @@ class Misdirection:
     """Provides what RMU compares: a layer's output in the trained model, and its target.
 
     On forget domains the target is a fixed random vector of norm `steering`. Before scaling, its
-    components are drawn from the seed, uniformly in [0, 1), as the authors do. On other domains the
-    target is the layer's output at the start of the run. The parameters `above` the layer are never
-    trained. Losses computed through them are only reported, without a graph.
+    components are drawn from the seed, uniformly in [0, 1), as in the authors' code. On other
+    domains the target is the layer's output at the start of the run. The parameters `above` the
+    layer are never trained. Losses computed through them are only reported, without a graph.
     """
 
     def __init__(

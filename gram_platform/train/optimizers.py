@@ -40,7 +40,7 @@ def set_learning_rate(optimizers: Mapping[str, torch.optim.AdamW], rate: float) 
 
 
 def make_optimizers(config: OptimizerConfig, sets: Sets) -> dict[str, torch.optim.AdamW]:
-    """Makes an AdamW for each set. Vectors have weight decay only with `decay_vectors`."""
+    """Makes an AdamW for each set. Vectors get weight decay only with `decay_vectors`."""
     return {name: _adamw(config, list(parameters.values())) for name, parameters in sets.items()}
 
 
