@@ -196,7 +196,7 @@ def rate_attacks(
     """Returns (rows, notes), with an `elicited` row for each forget row of an attacked profile.
 
     The rows have the columns of `ratios`, and RECOVERY if `attacks` has ATTACK_CURVE and
-    `num_tokens`. The ratio is NaN if no attack has a result.
+    `num_tokens`. Rows without an attack result have ratio NaN.
     """
     columns, target = list(ratios.columns), [*VIEW, "domain"]
     attacked = set(attacks[ROW].itertuples(index=False, name=None))

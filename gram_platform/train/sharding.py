@@ -160,7 +160,7 @@ class ShardedLearner(Learner):
     def each_weight(self) -> Iterator[tuple[str, Tensor]]:
         """Yields (name, full weight), sorted by name.
 
-        Every rank must iterate over all weights, because each needs an all-gather.
+        Every rank must iterate over all weights, since each needs an all-gather.
         """
         for name in sorted(self.masters):
             yield name, self.masters[name].detach().full_tensor()
