@@ -1,17 +1,18 @@
-"""Compares compute ratios of baselines with the true shares of the training steps.
+"""Measures the error of compute ratios on baselines, whose true ratio is known.
 
-An error is a compute ratio minus a share. There are two kinds:
+A baseline trained for some share of the reference's steps should have this share as its compute
+ratio. An error is a compute ratio minus the share. There are two kinds:
 
-- of the fit: each reference seed is left out in turn. The curve of the other seeds rates this
-  seed's losses after the warm-up and before the decay. The share is the loss's step over all steps.
-- of the unit: finished baselines of other lengths and seeds, each with its own warm-up and decay,
-  are rated like any model. The share is a baseline's steps over the reference's steps.
+- `fit`: each reference seed is left out in turn, and its losses between warm-up and decay are rated
+  by the curve of the other seeds. The share is the loss's step over all steps.
+- `unit`: finished baselines of other lengths and seeds, each with its own warm-up and decay, are
+  rated like any model. The share is the baseline's steps over the reference's steps.
 
-The seeds of a study cannot show the unit's error. It is measured as the root mean square over
-shares of the errors' means over seeds. The error of a difference of two ratios by the same curves
-is computed likewise from differences of neighbouring shares. `unit_errors.csv` has the package's
-measured errors. A claim takes the half-width of the error's 90% interval, which is the root mean
-square times the t factor of its degrees of freedom.
+A study's own seeds cannot show the unit error. It is the root mean square, over shares, of the mean
+error over seeds. The error of a difference between two ratios on the same curves is computed
+likewise, from differences between neighbouring shares. `unit_errors.csv` has the package's measured
+errors. Claims use the half-width of a 90% interval: the root mean square times the t factor for its
+degrees of freedom.
 """
 
 import math
@@ -52,9 +53,9 @@ FILE_COLUMNS = ["corpus", "parameters", "steps", *MEASURED_COLUMNS]
 
 
 def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.DataFrame:
-    """Returns ERROR_COLUMNS, with a row per rated baseline and domain that has a ratio.
+    """Returns unit errors with ERROR_COLUMNS, one row per rated baseline and domain with a ratio.
 
-    In `ratios` and `curves`, the variant `unit` is the reference, and all other variants are rated.
+    `unit` names the reference variant in `ratios` and `curves`. All other variants are rated.
     """
     # A curve's last point is after training.
     num_steps = curves.groupby("run_id")["step"].max()
@@ -67,11 +68,11 @@ def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.Dat
 def fit_errors(
     ratios: pd.DataFrame, curves: pd.DataFrame, constant_rate: Mapping[str, tuple[float, float]]
 ) -> pd.DataFrame:
-    """Returns ERROR_COLUMNS, with a row per reference seed, domain and step at a constant rate.
+    """Returns fit errors with ERROR_COLUMNS, one row per reference seed, domain and rated step.
 
-    `ratios` and `curves` have only the reference. `constant_rate` has, by size, the shares of the
-    steps at which warm-up ends and decay begins. A size with one seed has no row, since no other
-    seed can rate it.
+    `ratios` and `curves` contain only the reference. Steps are rated at a constant learning rate:
+    `constant_rate` maps a size to the shares of the steps at which warm-up ends and decay begins. A
+    size with one seed has no rows, since no other seed can rate it.
     """
     finals = ratios.pivot(index=["size", "seed"], columns="domain", values="loss")
     finals = finals.add_prefix(PREFIX).reset_index().assign(method=BASELINE, profile=ALL)
@@ -98,9 +99,9 @@ def _errors(rated: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_class(errors: pd.DataFrame) -> pd.DataFrame:
-    """Returns the errors of core, and as AUXILIARY each seed's mean errors over auxiliary domains.
+    """Averages the errors of each seed and share by class, CORE or AUXILIARY.
 
-    If two baselines of a seed have lengths that round to the same share, their errors are averaged.
+    Two baselines of one seed with equal shares are averaged too.
     """
     classes = errors.assign(domain=errors["domain"].where(errors["domain"] == CORE, AUXILIARY))
     names = ["error_of", "size", "seed", "share", "domain"]
@@ -113,10 +114,11 @@ def _select_shares(errors: pd.DataFrame) -> pd.DataFrame:
 
 
 def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
-    """Returns CALIBRATION_COLUMNS, with a row per error, size and class.
+    """Returns CALIBRATION_COLUMNS, one row per kind of error, size and class.
 
-    Each domain is also a class. `bias` is the mean error with a 90% t-interval over seeds, `rms`
-    the root mean square of all errors, and `worst` the largest error, with its sign.
+    Classes are CORE, AUXILIARY (means over auxiliary domains) and SINGLE (each auxiliary domain by
+    itself). `bias` is the mean error with a 90% t-interval over seeds, `rms` the root mean square
+    of all errors, and `worst` the error farthest from 0.
     """
     single = errors[errors["domain"] != CORE].assign(domain=SINGLE)
     frame, rows = _select_shares(pd.concat([by_class(errors), single], ignore_index=True)), []
@@ -133,10 +135,11 @@ def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
 
 
 def rms_of_means(cell: pd.DataFrame) -> float:
-    """Returns the root mean square over shares of the errors' means over seeds.
+    """Returns the root mean square, over shares, of the mean error over seeds.
 
-    `cell` has `share, seed, error`. NaN if no share has two seeds. The spread of seeds is not
-    subtracted, since with three seeds the result would often be 0.
+    `cell` has the columns `share, seed, error`. Shares with one seed are left out. Returns NaN if
+    none remains. The seeds' variance is not subtracted, since for three seeds the result would
+    often be 0.
     """
     means = cell.groupby(["share", "seed"])["error"].mean().groupby("share").agg(["mean", "count"])
     means = means.loc[means["count"] > 1, "mean"]
@@ -144,7 +147,7 @@ def rms_of_means(cell: pd.DataFrame) -> float:
 
 
 class UnitError(NamedTuple):
-    """Half-widths of the unit's 90% intervals, in compute ratio. NaN if not known."""
+    """Half-widths of the 90% intervals of the unit error, in compute ratio. NaN if unknown."""
 
     # The error of one ratio.
     ratio: float
@@ -158,10 +161,10 @@ UnitErrors = Mapping[tuple[str, str], UnitError]
 
 
 def measure_errors(errors: pd.DataFrame) -> pd.DataFrame:
-    """Returns MEASURED_COLUMNS from a calibration's errors of the unit, a row per size and class.
+    """Returns MEASURED_COLUMNS from a calibration's unit errors, one row per size and class.
 
-    Shares below LOWEST_SHARE or with one seed do not count. A size with fewer than two shares has
-    no row.
+    Leaves out shares that are below LOWEST_SHARE or have one seed, and then sizes with fewer than
+    two shares.
     """
     unit, rows = _select_shares(errors[errors["error_of"] == UNIT]), []
     for (size, name), cell in by_class(unit).groupby(["size", "domain"], sort=False):
@@ -178,16 +181,16 @@ def measure_errors(errors: pd.DataFrame) -> pd.DataFrame:
 
 @cache
 def load_errors() -> pd.DataFrame:
-    """Reads the package's measured errors, with FILE_COLUMNS."""
+    """Reads `unit_errors.csv`, which has FILE_COLUMNS."""
     return pd.read_csv(ERROR_FILE, comment="#")
 
 
 def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int) -> list[dict]:
-    """Returns a row of FILE_COLUMNS for each class. `places` says where it was measured.
+    """Returns one row of FILE_COLUMNS per class. Its `places` lists the (corpus, size) pairs used.
 
-    If a size of the same corpus is within the factor NEAR in parameters and steps, the row is that
-    of the nearest such size. Otherwise it has the largest errors on any corpus at sizes whose
-    parameters are within this factor.
+    Uses the nearest size of the same corpus whose parameters and steps are within the factor NEAR.
+    If there is none, takes the largest errors on any corpus at sizes whose parameters are within
+    this factor.
     """
     apart, steps_apart = (
         np.maximum(rows[name] / number, number / rows[name])
@@ -205,7 +208,7 @@ def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int)
 
 
 def effective_freedom(number: int, lags: Sequence[float]) -> float:
-    """Returns the degrees of freedom of the mean square of values with correlations `lags`.
+    """Returns the degrees of freedom of a mean square of values with autocorrelations `lags`.
 
     Source: Satterthwaite (1946), trace(R)^2 / trace(R^2) for the correlation matrix R of `number`
     values.
@@ -215,9 +218,10 @@ def effective_freedom(number: int, lags: Sequence[float]) -> float:
 
 
 def errors_by_class(stored: Iterable[Mapping]) -> UnitErrors:
-    """Returns {(size, class): error} from rows with `size, class, ratio, difference, num_shares`.
+    """Converts rows of `size, class, ratio, difference, num_shares` to {(size, class): UnitError}.
 
-    `ratio` and `difference` are root mean squares. The class of a row is core or AUXILIARY.
+    `ratio` and `difference` are root mean squares. A row's class is core or AUXILIARY, which stands
+    for retain, forget and elicited.
     """
     errors = {}
     for row in stored:

@@ -1,4 +1,4 @@
-"""Writes rows of cells as aligned columns for terminals and logs."""
+"""Formats rows of cells as aligned columns for terminals and logs."""
 
 import io
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ ENDLESS = 100_000
 def align_columns(
     rows: Sequence[Sequence[object]], num_texts: int | None = None, width: int = ENDLESS
 ) -> str:
-    """Writes rows of equal length as lines, with at least two blanks between columns.
+    """Formats rows of equal length as lines, with at least two spaces between columns.
 
-    The first `num_texts` columns (by default all) are aligned to the left, all others to the right.
-    If the table is wider than `width` letters, long cells have several lines.
+    The first `num_texts` columns (default: all) are left-aligned, the others right-aligned. If the
+    table is wider than `width` characters, long cells are wrapped.
     """
     table = Table.grid(padding=(0, 2, 0, 0))
     for place in range(len(rows[0])):

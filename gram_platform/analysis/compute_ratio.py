@@ -1,13 +1,12 @@
-"""Computes compute ratios: a loss's place on the baseline's learning curve, which ends at 1.
+"""Computes compute ratios, which rate a loss by the step at which the baseline reaches it.
 
 Source: the paper's appendix "Compute Ratio Methodology". For each domain, L(s) = A (s + s0)^-alpha
-(A, alpha > 0, no floor) is fitted to the baseline's validation curve. All seeds are pooled, and the
-log loss is fitted by least squares. The inverse step(l) = (A / l)^(1 / alpha) - s0 turns losses
-into steps. CR(l) is step(l) divided by the mean of step(l_n) over baseline seeds n with final
-losses l_n.
+(A, alpha > 0, no floor) is fitted to the baseline's validation curve, by least squares of the log
+loss over all seeds. The inverse step(l) = (A / l)^(1 / alpha) - s0 turns losses into steps. CR(l)
+is step(l) divided by the mean of step(l_n), where l_n is the final loss of baseline seed n.
 
-We add the constraint s0 > -min(s), so that the curve is finite at every measured step. The problem
-is linear for a fixed s0, so the fit searches s0 on a logarithmic grid and then around every local
+We add the constraint s0 > -min(s), so that the curve is finite at every measured step. For a fixed
+s0 the problem is linear, so the fit searches s0 on a logarithmic grid and then around each local
 minimum.
 """
 
@@ -22,12 +21,12 @@ from gram_platform.analysis.intervals import floats, positive
 from gram_platform.config.identity import invalid
 
 MIN_POINTS = 3
-# s0 is at its bound if s0 + min(s) is below this share of `_scale`, or as near its upper end.
+# s0 is at its bound if s0 + min(s) is below this share of `_scale`, or as close to its upper end.
 BOUND_FRACTION = 0.05
 # The smallest and the largest `step_rms` of the published curves (docs/findings/unit.md).
 PUBLISHED_STEP_RMS = (0.18, 0.71)
 GRID_POINTS = 400
-# The most numbers, 8 MB, in an array of offsets x points.
+# The largest array of offsets x points, 8 MB.
 NUMBERS_AT_ONCE = 2**20
 # The range of s0 + min(s), in units of `_scale` and of the last step.
 LOWEST, HIGHEST = 1e-6, 1e6
@@ -35,10 +34,7 @@ LOWEST, HIGHEST = 1e-6, 1e6
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """The curve L(s) = A (s + s0)^-alpha.
-
-    s and s0 are stored relative to the first measured step, so that no digits are lost.
-    """
+    """The curve L(s) = A (s + s0)^-alpha, with s0 stored relative to the first measured step."""
 
     alpha: float
     # s0 + first_step, > 0.
@@ -47,7 +43,7 @@ class LearningCurve:
     last_step: float
     # The fitted log loss at first_step.
     log_loss_first: float
-    # Of the residuals of the log loss.
+    # The rms residual of the log loss.
     rms: float
     # s0 is at an end of its range, so the curve is unreliable.
     at_bound: bool
@@ -55,35 +51,35 @@ class LearningCurve:
 
     @property
     def s0(self) -> float:
-        """The shift in steps, which is larger than -first_step."""
+        """The shift s0 in steps, larger than -first_step."""
         return self.offset - self.first_step
 
     @property
     def A(self) -> float:
-        """The paper's A. Infinite if a float cannot hold A, as with s0 at its upper bound."""
+        """The coefficient A. Infinite if it overflows a float, as with s0 at its upper bound."""
         log_a = self.log_loss_first + self.alpha * math.log(self.offset)
         return math.exp(log_a) if log_a < 709.0 else math.inf
 
     @property
     def first_loss(self) -> float:
-        """The fitted loss in nats a token at the first measured step."""
+        """The fitted loss in nats per token at the first measured step."""
         return math.exp(self.log_loss_first)
 
     @property
     def step_rms(self) -> float:
-        """The residual as a share of the steps, to first order.
+        """The rms residual as a fraction of the steps, to first order.
 
-        At alpha 0.06, 0.5% of the loss is 8% of the steps.
+        At alpha 0.06, an error of 0.5% in the loss is 8% of the steps.
         """
         return self.rms / self.alpha
 
     @property
     def poor(self) -> bool:
-        """Whether the fit is worse than every published fit."""
+        """True if `step_rms` is larger than that of every published fit."""
         return self.step_rms > PUBLISHED_STEP_RMS[1]
 
     def loss(self, step):
-        """Returns the fitted loss in nats a token at `step`, a number or an array.
+        """Returns the fitted loss in nats per token at `step`, a number or an array.
 
         Raises ValueError for steps at or below -s0.
         """
@@ -95,8 +91,8 @@ class LearningCurve:
     def step(self, loss):
         """Returns the steps at which the curve reaches `loss`, a number or an array.
 
-        A loss below the curve gives more than `last_step`. A loss far above it can give less than 0
-        if s0 > 0. A number too large for a float is infinite. Raises ValueError for losses <= 0.
+        Losses below the curve's range map to steps beyond `last_step`, and losses far above it can
+        map to negative steps. Overflow is infinite. Raises ValueError for losses <= 0.
         """
         losses = floats("loss", loss)
         positive("loss", losses.ravel())
@@ -106,11 +102,11 @@ class LearningCurve:
 
 
 def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> LearningCurve:
-    """Fits L(s) = A (s + s0)^-alpha to points [N] of one or more seeds, whose steps may repeat.
+    """Fits L(s) = A (s + s0)^-alpha to N points of one or more seeds. Steps may repeat.
 
-    `steps` are optimizer steps >= 0, `losses` nats a token > 0. Raises ValueError for other
-    numbers, for fewer than three distinct steps, or if no alpha > 0 fits because the losses do not
-    fall.
+    `steps` are optimizer steps >= 0, and `losses` are nats per token > 0. Raises ValueError for
+    other values, for fewer than three distinct steps, or if the losses do not fall, so that no
+    alpha > 0 fits.
     """
     s, y = _points(steps, losses)
     # The candidates of s0 + min(s) [G].
@@ -143,11 +139,11 @@ def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> Learn
 
 
 def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
-    """Returns step(loss) / mean over baseline seeds of step(baseline loss). Above 1 is better.
+    """Returns step(loss) / mean(step(baseline_losses)). Above 1 is better than the baseline.
 
-    `loss` is a number or an array. `baseline_losses` has each baseline seed's final loss on the
-    same domain. All losses are in nats a token. Raises ValueError for losses <= 0, or if the mean
-    of the baseline's steps is <= 0.
+    `loss` is a number or an array. `baseline_losses` has the final loss of each baseline seed on
+    the same domain. All are in nats per token. Raises ValueError for losses <= 0, if
+    `baseline_losses` is empty, or if the denominator is not positive and finite.
     """
     baseline = positive("baseline_losses", np.atleast_1d(baseline_losses))
     if baseline.size == 0:
@@ -160,16 +156,13 @@ def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
 
 
 def _scale(s: np.ndarray) -> float:
-    """Returns the first interval between steps, or the first step if it is shorter and not 0."""
+    """Returns the first interval between steps, or the first step if it is smaller and not 0."""
     first, second = np.unique(s)[:2].tolist()
     return min(second - first, first or math.inf)
 
 
 def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns the residual sum of squares [G] at each offset with the best A and alpha.
-
-    It is infinite where the best alpha is <= 0.
-    """
+    """Returns the residual sum of squares at offsets [G], infinite where the best alpha is <= 0."""
     rows, centred, parts = max(1, NUMBERS_AT_ONCE // len(s)), y - y.mean(), []
     for start in range(0, len(offsets), rows):
         x = np.log1p((s - s.min()) / offsets[start : start + rows, None])
@@ -184,8 +177,8 @@ def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Refines a minimum of the grid. Returns (residual sum of squares, offset).
 
-    It searches the log offset within one grid spacing and then again around the result, because the
-    minimiser resolves only 1e-8.
+    Searches the log offset within one grid spacing, then close to the result, because one search
+    resolves only 1e-8.
     """
     best = float(_profile(np.array([offset]), s, y)[0]), float(offset)
     for width in (spacing, 1e-6):
@@ -214,6 +207,6 @@ def _points(steps: Sequence[float], losses: Sequence[float]) -> tuple[np.ndarray
         raise invalid("steps", float(s[is_bad][0]), "finite steps >= 0")
     if len(np.unique(s)) < MIN_POINTS:
         raise invalid("steps", np.unique(s).tolist(), f"at least {MIN_POINTS} distinct steps")
-    # The order of the seeds must not change a bit of the sums.
+    # The order of the seeds must not change the sums, even in the last bit.
     order = np.lexsort((values, s))
     return s[order], np.log(values[order])

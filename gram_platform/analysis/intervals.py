@@ -1,4 +1,4 @@
-"""Computes t-intervals over training seeds, paired differences and detectable differences."""
+"""Computes t-intervals over seeds, differences of paired seeds, and detectable differences."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -47,7 +47,7 @@ def positive(field: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 class Interval(NamedTuple):
-    """A mean and the ends of its interval. The ends are NaN with fewer than three values."""
+    """A mean and the ends of its interval. The ends are NaN for fewer than three values."""
 
     mean: float
     low: float
@@ -55,11 +55,11 @@ class Interval(NamedTuple):
 
 
 def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = None) -> Interval:
-    """Returns (mean, low, high): mean -+ t(n-1) sd / sqrt(n) over the n `values` that are not NaN.
+    """Returns mean and ends, mean -+ t(n-1) sd / sqrt(n), over the n `values` that are not NaN.
 
-    Each seed has one value. If the jackknife's `pseudo_values` of the same seeds are given
-    (`ratios.pseudo_values`), sd is their standard deviation. The ends are NaN if n is below FEWEST
-    or a pseudo-value is NaN.
+    There is one value per seed. sd is the standard deviation of the values or, if given, of the
+    jackknife's `pseudo_values` of the same seeds (`ratios.pseudo_values`). The ends are NaN if n <
+    FEWEST or a pseudo-value is NaN.
     """
     array = np.asarray(values, float)
     spread = array if pseudo_values is None else np.asarray(pseudo_values, float)
@@ -75,7 +75,7 @@ def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = 
 def interval_columns(
     name: str, values: Sequence[float], pseudo_values: Sequence[float] | None = None
 ) -> dict[str, float]:
-    """Returns the result of `t_interval` as {name, name_low, name_high}."""
+    """Returns the `t_interval` as a dict with the keys `<name>`, `<name>_low` and `<name>_high`."""
     ends = (name + end for end in ENDS)
     return dict(zip(ends, t_interval(values, pseudo_values), strict=True))
 
@@ -83,12 +83,12 @@ def interval_columns(
 def with_pseudo_values(
     values: pd.DataFrame, pseudo: pd.DataFrame, names: Sequence[str]
 ) -> pd.DataFrame:
-    """Adds the columns `names` of `pseudo` to `values`, with PSEUDO_SUFFIX added to their names."""
+    """Copies the columns `names` of `pseudo` to `values`, adding PSEUDO_SUFFIX to their names."""
     return values.assign(**{name + PSEUDO_SUFFIX: pseudo[name] for name in names})
 
 
 def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Replaces each of the columns `names` by its pseudo-values, if the frame has any."""
+    """Replaces each column in `names` with its pseudo-values, if the frame has them."""
     pseudo = {n: values[n + PSEUDO_SUFFIX] for n in names if n + PSEUDO_SUFFIX in values}
     return values.assign(**pseudo)
 
@@ -96,15 +96,15 @@ def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 def subtract_pairs(
     left: Mapping[Hashable, float], right: Mapping[Hashable, float]
 ) -> dict[Hashable, float]:
-    """Returns {seed: left - right} of the seeds that both sides have."""
+    """Returns {seed: left - right} for the seeds that both sides have."""
     seeds = sorted(set(left) & set(right), key=str)
     return {seed: float(left[seed]) - float(right[seed]) for seed in seeds}
 
 
 def widen(interval: Interval, margin: float) -> Interval:
-    """Adds a margin in quadrature to the half-width of an interval. NaN adds nothing.
+    """Adds a margin in quadrature to the half-width of an interval. A NaN margin adds nothing.
 
-    If the interval has no ends, its half-width counts as 0.
+    An interval without ends is treated as having half-width 0.
     """
     mean, low, high = interval
     if math.isnan(margin):
@@ -114,21 +114,20 @@ def widen(interval: Interval, margin: float) -> Interval:
 
 
 def level_factors(number: int, freedom: float | np.ndarray) -> np.ndarray:
-    """Returns how many times wider an interval is at the levels 1 to `number` than at level 1.
+    """Returns the widths of intervals at levels 1 to `number`, relative to level 1.
 
-    The quantile of level j is 1 - (1 - TAIL) / j. The result is [number], or [n, number] for
-    `freedom` [n, 1].
+    Level j corrects for j comparisons (Bonferroni): its quantile is 1 - (1 - TAIL) / j. The result
+    is [number], or [n, number] for `freedom` [n, 1].
     """
     quantiles = 1.0 - (1.0 - TAIL) / np.arange(1, number + 1)
     return stats.t.ppf(quantiles, freedom) / stats.t.ppf(TAIL, freedom)
 
 
 def smallest_detectable(differences: Sequence[float], margin: float = math.nan) -> float:
-    """Returns the true difference whose interval excludes 0 with probability POWER.
+    """Returns the smallest true difference whose interval excludes 0 with probability POWER.
 
-    The interval is a t-interval over n new seeds with the spread of `differences` [n], n > 1,
-    widened by `margin`. The result is exact under normal noise. Without a margin it comes from the
-    noncentral t, otherwise from an integral over the distribution of the spread.
+    This is a t-interval over n new seeds with the spread of `differences` [n], n > 1, widened by
+    `margin`. The result is exact for normal noise.
     """
     num = len(differences)
     critical, error = stats.t.ppf(TAIL, num - 1), np.std(differences, ddof=1) / math.sqrt(num)

@@ -1,11 +1,10 @@
-"""Measures how concentrated the loss increase is when a domain is removed.
+"""Measures how strongly the loss increase concentrates on few tokens when a domain is removed.
 
 Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". A
 token's increase is its loss minus the loss of the baseline of the same size and seed. The paper
-shows sentences. We aggregate whole validation sequences: the Gini coefficient of the positive
-increases, the share of tokens with such an increase, and the part of the total increase on the top
-tenth of the tokens. Noise is unevenly spread too, so the baseline of another seed is
-the control.
+shows sentences. We summarise validation sequences: the Gini coefficient of the positive increases,
+the share of tokens with a positive increase, and the part of the total increase in the top tenth of
+tokens. Noise is uneven too, so the control is the baseline of another seed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +34,7 @@ TOKEN_SHARES = np.linspace(0.0, 1.0, NUM_POINTS)
 
 @dataclass(frozen=True)
 class MeasuredTokens:
-    """The losses of one view on validation sequences, for each token."""
+    """The losses of one view on each token of the validation sequences."""
 
     method: str
     size: str
@@ -64,15 +63,12 @@ class Localization:
 
     @property
     def means(self) -> pd.DataFrame:
-        """The rows of the table that are means over domains and profiles."""
+        """The rows of `table` that are means over domains and profiles."""
         return self.table[self.table["profile"] == MEAN]
 
 
 def gini(values: np.ndarray) -> float:
-    """Returns the Gini coefficient of n values >= 0, or NaN if their sum is 0.
-
-    It is 0 if all values are equal, and (n - 1) / n if all but one are 0.
-    """
+    """Returns the Gini coefficient of values >= 0, or NaN if their sum is 0."""
     ordered = np.sort(values, axis=None)
     num, total = len(ordered), ordered.sum()
     if not total:
@@ -81,9 +77,9 @@ def gini(values: np.ndarray) -> float:
 
 
 def concentration_curve(values: np.ndarray) -> np.ndarray:
-    """Returns the share of the sum that the largest values hold, at each share of TOKEN_SHARES.
+    """Returns the cumulative share of the sum over values in descending order, at TOKEN_SHARES.
 
-    The values are >= 0. The result [NUM_POINTS] is NaN if all values are 0.
+    The values are >= 0. The result [NUM_POINTS] is NaN if all are 0.
     """
     held = np.concatenate([[0.0], np.cumsum(np.sort(values, axis=None)[::-1])])
     with np.errstate(invalid="ignore"):
@@ -93,11 +89,11 @@ def concentration_curve(values: np.ndarray) -> np.ndarray:
 def localize(
     views: Sequence[MeasuredTokens], references: Mapping[tuple[str, str], MeasuredTokens]
 ) -> pd.DataFrame:
-    """Returns a row per view and domain.
+    """Compares views with their baselines. Returns one row per view and domain.
 
     The columns are TOKEN_ROW, `retained`, `seed`, STATISTICS, `num_tokens`, `runs` and `curve`.
-    `references` are the baselines by (size, seed). Views without a baseline have no rows. Raises
-    ValueError if token counts differ.
+    `references` maps (size, seed) to the baseline. Views without a baseline have no rows. Raises
+    ValueError if losses differ in shape.
     """
     rows = []
     for view in views:
@@ -132,11 +128,12 @@ def _measure(losses: np.ndarray, reference: np.ndarray) -> dict:
 
 
 def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Localization:
-    """Returns all tables from the rows of `localize`. `missing` lists the views without losses.
+    """Returns all tables from the rows of `localize`.
 
-    A view is given by VIEW. In rows whose profile and domain are `mean`, a class is averaged within
-    a seed over all pairs of profile and domain. Only the profiles of core with at most one
-    auxiliary domain count. A seed that lacks a view of a method has no such row of this method.
+    `missing` lists the views without losses as tuples of VIEW. Rows whose profile and domain are
+    `mean` average a class within a seed over all pairs of profile and domain, using only the
+    profiles of core with at most one auxiliary domain. If a seed lacks a view of a method, it has
+    no `mean` rows for this method.
     """
     is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
     lacking = {view[:3] for view in missing}
@@ -169,7 +166,7 @@ def _curves(few: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class ShadedText:
-    """One text, with the loss increase of every token under several views, for shading."""
+    """A text to be shaded by the loss increase of each token under several views."""
 
     domain: str
     # The texts of the tokens [T + 1].
@@ -183,11 +180,11 @@ class ShadedText:
 
 
 def shading_scale(increases: np.ndarray) -> float:
-    """Returns a quantile of the filtered model's increases on a text [T], or NaN if it is <= 0."""
+    """Returns the CALIBRATION quantile of the filtered model's increases [T], or NaN if <= 0."""
     scale = float(np.quantile(increases, CALIBRATION))
     return scale if scale > 0.0 else np.nan
 
 
 def shades(increases: np.ndarray, scale: float) -> np.ndarray:
-    """Converts increases to shades from 0 to 1. If `scale` is NaN, all shades are 0."""
+    """Scales increases to shades from 0 to 1. If `scale` is NaN, all shades are 0."""
     return np.clip(increases / scale, 0.0, 1.0) if scale == scale else np.zeros(np.shape(increases))

@@ -1,7 +1,7 @@
 """Extends a grid of learning rates and batches towards a minimum at its border [ours].
 
-The paper's grids are fixed. A minimum at the border is an extrapolation, so the grid grows on this
-side. It does not grow if all cells there diverged or failed, or if the side has reached its limit.
+The paper's grids are fixed. A minimum at the border is an extrapolation, so we extend the grid on
+this side, unless all cells there diverged or failed or the side has reached its limit.
 """
 
 import math
@@ -26,7 +26,7 @@ Cell = tuple[float, int]
 
 @dataclass(frozen=True)
 class Grid:
-    """The grid of one size: rising learning rates and batch sizes, without the left-out cells."""
+    """The increasing learning rates and batch sizes of one size's grid, and the cells left out."""
 
     lrs: tuple[float, ...]
     batches: tuple[int, ...]
@@ -51,7 +51,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Extension:
-    """The extended grid, the new cells, and messages for people."""
+    """The extended grid, the new cells, and messages for the user."""
 
     grid: Grid
     new_cells: tuple[Cell, ...]
@@ -65,12 +65,12 @@ def extension(
     window: float | None = None,
     why_not: Callable[[int], str] = lambda batch: "",
 ) -> Extension:
-    """Extends the grid of one size by one step, from `trials` with the columns of `lr_grid`.
+    """Extends the grid of one size by one step, based on `trials` with the columns of `lr_grid`.
 
-    A side is extended if the pooled minimum lies at or beyond it. If there is no minimum, a side is
-    extended if the best cell lies on it. The new value continues the ratio of the outermost two. A
-    side gets at most `limit` values, no batch for which `why_not` returns a reason, and no cell
-    whose nearest neighbour in the grid diverged, failed or was left out.
+    A side is extended if the pooled minimum lies at or beyond it or, without a minimum, if the best
+    cell lies on it. The new value continues the ratio of the outermost two. At most `limit` values
+    are added to a side. A batch is not added if `why_not` returns a reason. A new cell is left out
+    if its nearest cell in the grid diverged, failed or was left out.
     """
     from gram_platform.analysis.lr_grid import POOLED, cells, optima_table
     from gram_platform.analysis.surface import Fit
@@ -103,7 +103,7 @@ def extension(
 def _step(
     grid: Grid, side: str, limit: int, why_not: Callable[[int], str]
 ) -> tuple[float, float, str]:
-    """Returns (outermost grid value of a side, next value, reason not to add it or "")."""
+    """Returns (outermost value of a side, next value, reason not to add it or "")."""
     axis, end = side.split()
     values = grid.lrs if axis == "lr" else grid.batches
     outer, inner = values[:2] if end == "low" else values[:-3:-1]

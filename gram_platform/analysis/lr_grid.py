@@ -1,9 +1,9 @@
-"""Tabulates grids of learning rates and batches: cells, flagged optima, fitted surfaces.
+"""Tabulates grids of learning rates and batches: cells, optima with warnings, fitted surfaces.
 
-Every function takes `trials`, with a row per run and the columns `size, parameters, seed, lr,
+Every function takes `trials`, with one row per run and the columns `size, parameters, seed, lr,
 batch` (in sequences), `loss`, `state` (complete, diverged or failed) and optionally `run_id`. Only
-losses of complete runs count. Ours: every fit leaves out a cell with a diverged seed, because the
-mean over the other seeds is too good. Pooled fits give each seed a level (see `surface`).
+losses of complete runs are used. Ours: fits leave out cells with a diverged seed, because the mean
+over their other seeds would be too good. Pooled fits give each seed a level (see `surface`).
 """
 
 import math
@@ -34,7 +34,7 @@ TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss"]
 SURFACE_INPUTS = ["lr", "batch", "loss", "seed"]
 CELL = ["size", "parameters", "lr", "batch"]
 NUM_ENDED = ["num_seeds", "num_diverged", "num_failed"]
-# In place of a seed: all seeds of the size together.
+# Stands for all seeds of a size together.
 POOLED = "pooled"
 OPTIMUM = [field.name for field in fields(Optimum)]
 OPTIMA_COLUMNS = ["size", "parameters", "seed", *OPTIMUM, "num_diverged"]
@@ -46,7 +46,7 @@ CORE_LOSS, DOMAIN_LOSS = "loss_core", "loss_"
 
 
 def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
-    """Returns a row per size, lr and batch.
+    """Returns one row per size, lr and batch.
 
     `loss` is the mean over complete seeds, and `loss_low, loss_high` are the smallest and largest
     loss. The other columns are `num_seeds, num_diverged, num_failed`, `used` and `runs`. Fits use a
@@ -76,10 +76,10 @@ def select_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFram
 def optima_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
     """Returns OPTIMA_COLUMNS: for each size, the pooled optimum and then each seed's optimum.
 
-    `best_*` is the used cell with the lowest mean loss. If cells lack a seed, the seeds' levels are
-    subtracted from the losses first. `edges` are the `edge_names` of the minimum, or of the best
-    cell if there is no minimum. `notes` are warnings. A failed fit has a `reason` and no optimum.
-    `num_diverged` counts cells.
+    `best_*` is the used cell with the lowest mean loss. If cells lack a seed, the levels of the
+    seeds are first subtracted from the losses. `edges` are the `edge_names` of the minimum, or of
+    the best cell if there is no minimum. `notes` are warnings. A failed fit has a `reason` and no
+    optimum. `num_diverged` counts cells with a diverged seed.
     """
     table, used = cells(trials, fit.as_published), select_trials(trials, fit.as_published)
     rows = []
@@ -94,9 +94,9 @@ def optima_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
 
 
 def surface_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
-    """Returns `size, lr, batch, loss` of each size's pooled fit on a log-spaced mesh over the grid.
+    """Evaluates each size's pooled fit on a log-spaced mesh over the grid.
 
-    Sizes whose fit fails have no rows.
+    Returns the columns `size, lr, batch, loss`. Sizes whose fit fails have no rows.
     """
     parts = [pd.DataFrame(columns=["size", "lr", "batch", "loss"])]
     for (_, size), group in select_trials(trials, fit.as_published).groupby(["parameters", "size"]):
@@ -117,11 +117,11 @@ def surface_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
 def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
     """Reads trials for `analyse_grid` from a CSV file, in the file's order.
 
-    The columns are `size`, `parameters`, `seed`, `lr`, `batch` (in sequences), `state` (by default
-    complete), and the loss in nats a token. The loss is `loss`, or half of `loss_core` plus half of
-    the mean of all `loss_<domain>`. Running and waiting trials of a search are left out.
-    `named_sizes` takes the parameters from the sizes' names, such as 50M, as the authors' laws do.
-    Raises ValueError for a missing value or a text that is no number.
+    The columns are `size`, `parameters`, `seed`, `lr`, `batch` (in sequences), `state` (default:
+    complete), and losses in nats per token. The loss is `loss`, or half of `loss_core` plus half of
+    the mean of all `loss_<domain>`. Running and waiting trials are left out. With `named_sizes`,
+    parameter counts come from size names such as 50M, as in the authors' laws. Raises ValueError
+    for missing columns, unknown states, and values that are not finite and positive.
     """
     table = pd.read_csv(path, dtype={"size": str, "seed": str})
     domains = [name for name in table if name.startswith(DOMAIN_LOSS) and name != CORE_LOSS]
@@ -167,10 +167,9 @@ def _require_values(
 
 
 def check_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
-    """Sorts the trials, removes rounding from equal cells, and adds a missing `run_id` as "".
+    """Sorts the trials, merges cells that differ only by rounding, and fills missing `run_id`s.
 
-    Raises ValueError for values that no grid can have, and for a repeated trial unless
-    `may_repeat`.
+    Raises ValueError for values that no grid can have, and for repeated trials unless `may_repeat`.
     """
     needed = [*TRIAL_FIELDS, STATE]
     if absent := ", ".join(sorted({*needed} - {*trials})):
@@ -183,7 +182,7 @@ def check_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame
         size=trials["size"].astype(str),
         seed=trials["seed"].astype(str),
     )
-    # A frame may have numbers as text.
+    # Numbers can be text.
     frame["parameters"] = pd.to_numeric(frame["parameters"])
     for name in ("lr", "batch"):
         frame[name] = pd.to_numeric(frame[name])
@@ -230,7 +229,7 @@ def _optimum_row(group: pd.DataFrame, fit: Fit) -> dict:
 
 
 def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
-    """Names the sides of a grid that a point touches or exceeds, such as `lr high, batch low`."""
+    """Lists the sides of a grid that a point touches or exceeds, such as `lr high, batch low`."""
     sides = []
     for name, value in (("lr", lr), ("batch", batch)):
         if not len(grid) or math.isnan(value):
@@ -243,7 +242,7 @@ def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
 
 
 def is_flat(curvature_t: float) -> bool:
-    """Tells whether a surface's smallest curvature may be noise. True if its error is unknown."""
+    """Returns True if a surface's smallest curvature may be noise or has an unknown error."""
     return not curvature_t >= NOISE_T
 
 

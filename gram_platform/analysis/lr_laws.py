@@ -1,10 +1,10 @@
 """Fits power laws of learning rate and batch to the optima of a grid, with intervals over seeds.
 
 Source: the paper's appendix "Learning Rate and Batch Size Scaling". `as_published` follows the
-authors' code instead of their text. Ours: an optimum is weak if it is at the edge of its grid, or
-if its surface's curvature may be noise. Weak optima are left out if at least three others remain.
-Otherwise the fit uses all optima, `no_law` says why the fit is no law, and nothing is predicted
-from it. On real grids the exponents change by a factor of two with the window (`window_table`).
+authors' code where it differs from their text. Ours: an optimum is weak if it is at the edge of its
+grid, or if its surface's curvature may be noise. Weak optima are left out if at least three others
+remain. Otherwise the fit uses all optima but predicts nothing, and `no_law` explains why. On real
+grids the exponents differ by a factor of two between windows (`window_table`).
 """
 
 import dataclasses
@@ -65,8 +65,8 @@ def analyse_grid(
 ) -> GridAnalysis:
     """Returns all tables of the trials, which have the columns of `lr_grid`.
 
-    `seq_len` is the length of the batch's sequences. `window` and `as_published` are fields of
-    `surface.Fit`. `as_published` gives the authors' laws to the last digit if the trials were
+    `seq_len` is the sequence length of the batches. `window` and `as_published` are fields of
+    `surface.Fit`. `as_published` reproduces the authors' laws to the last digit if the trials were
     loaded with `named_sizes`.
     """
     fit = Fit(window, as_published)
@@ -83,12 +83,12 @@ def analyse_grid(
 
 
 def laws_table(trials: pd.DataFrame, fit: Fit = OUR_FIT, num_resamples: int = 200) -> pd.DataFrame:
-    """Returns LAW_COLUMNS of `lr` and of `batch`: exponents with t-interval and bootstrap interval.
+    """Returns LAW_COLUMNS, one row each for `lr` and `batch`, with t and bootstrap intervals.
 
-    `sizes` lists the sizes whose optima are fitted, and `smallest` and `largest` are their
-    parameters. `left_out` names all other sizes with reasons. `no_law` says why the fit is no law,
-    or is "". The numbers are NaN with fewer than two sizes, or if a coefficient is zero or infinite
-    as a float. The bootstrap needs two seeds.
+    `sizes` lists the sizes whose optima are fitted, `smallest` and `largest` are their parameter
+    counts, and `left_out` lists all other sizes with reasons. `no_law` explains why the fit is no
+    law, or is "". The numbers are NaN with fewer than two sizes, or if a coefficient is zero or
+    infinite as a float. The bootstrap needs two seeds at every size.
     """
     return _fit(trials, optima_table(trials, fit), fit, num_resamples)[1]
 
@@ -98,10 +98,10 @@ def window_table(
     windows: Iterable[float | None] = WINDOWS,
     fit: Fit = OUR_FIT,
 ) -> pd.DataFrame:
-    """Fits both laws in each window. Returns a row per window, widest first.
+    """Fits both laws in each window. Returns one row per window, widest first.
 
-    A window of NaN stands for all cells. The more an exponent changes between windows, the less
-    certain it is.
+    A window of NaN uses all cells. The more an exponent changes between windows, the less certain
+    it is.
     """
     rows, names = [], {"exponent": "exponent", "t_low": "low", "t_high": "high", "r2": "r2"}
     for window in sorted(set(windows), key=lambda w: -math.inf if w is None else -w):
@@ -186,16 +186,16 @@ def _predict(law: Law | None, parameters: float, seq_len: int) -> tuple[float, f
 def spread_interval(
     deviations: np.ndarray, freedoms: np.ndarray, weights: np.ndarray, centre: float
 ) -> Interval:
-    """Returns the interval around `centre`, the sum of J sizes' log optima with `weights` [J].
+    """Returns the interval around `centre`, the sum of J sizes' log optima times `weights` [J].
 
-    `deviations` [R, J] are the log optima of R resamples of seeds minus the pooled log optima, NaN
-    where a resample failed. `freedoms` [J] are the numbers of seeds minus 1. A resample of n seeds
-    spreads sqrt((n - 1) / n) times as much as n new seeds, so the caller divides deviations by this
-    factor.
+    `deviations` [R, J] are the log optima of R resamples of the seeds minus the pooled log optima,
+    or NaN where a resample failed. `freedoms` [J] are the numbers of seeds minus 1. Resampling n
+    seeds understates their spread by sqrt((n - 1) / n), so the caller must divide the deviations by
+    this factor.
 
-    The spread of few seeds is itself uncertain, so the interval is widened by the t quantile over
-    the normal quantile. The degrees of freedom are Welch and Satterthwaite's, with each size
-    weighted by its share of the variance. The ends are NaN with fewer than two resamples.
+    The spread of few seeds is itself uncertain, so the interval is widened by the ratio of the t
+    quantile to the normal quantile. The degrees of freedom follow Welch and Satterthwaite, with
+    each size weighted by its share of the variance. The ends are NaN with fewer than two resamples.
     """
     known = deviations[np.isfinite(deviations).all(axis=1)]
     if len(known) < 2 or not math.isfinite(centre):
@@ -212,9 +212,9 @@ def spread_interval(
 
 @dataclass(frozen=True)
 class LawBootstrap:
-    """Both laws, with the 90% intervals of their exponents from resamples of seeds.
+    """Both laws, with 90% intervals of their exponents from resampling the seeds.
 
-    `docs/findings/laws.md` has the measured coverage of the intervals.
+    `docs/findings/laws.md` reports the measured coverage of the intervals.
     """
 
     # By QUANTITIES.
@@ -239,10 +239,10 @@ class LawBootstrap:
 def bootstrap_laws(
     trials: pd.DataFrame, fit: Fit = OUR_FIT, num_resamples: int = 200
 ) -> LawBootstrap:
-    """Fits both laws to all trials, and to resamples of the seeds of each size.
+    """Fits both laws to all trials, and to resamples of each size's seeds.
 
-    `trials` has `parameters, seed, lr, batch, loss`. Raises ValueError if a size's pooled surface
-    is not convex, or as `fit_surface` does.
+    `trials` has `parameters, seed, lr, batch, loss`. Raises ValueError like `fit_surface`, or if a
+    size's pooled surface is not convex.
     """
     sizes, groups = [], []
     for parameters, of_size in trials.groupby("parameters", sort=True):
@@ -270,7 +270,8 @@ def bootstrap_laws(
 def _optima(sizes: list[float], groups: list[list[np.ndarray]], fit: Fit) -> np.ndarray:
     """Returns learning rates and batches [2, J] of the pooled minima of J sizes.
 
-    A size's seeds are arrays [n, 3] of lr, batch and loss. A seed drawn twice counts as two.
+    `groups` has an array [n, 3] of lr, batch and loss for each seed of each size. A seed drawn
+    twice counts as two seeds.
     """
     optima = []
     for seeds in groups:
@@ -290,13 +291,13 @@ def _from_mean(sizes: Sequence[float], size: float | Sequence[float]) -> np.ndar
 
 
 def _slope_weights(sizes: Sequence[float]) -> np.ndarray:
-    """Returns weights [J] of the log optima whose sum is the least-squares exponent."""
+    """Returns weights [J] such that weights @ log(optima) is the least-squares exponent."""
     centred = _from_mean(sizes, sizes)
     return centred / (centred @ centred)
 
 
 def make_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law | None:
-    """Makes the ladder's law from the result of `laws_table`. None if nothing was fitted."""
+    """Converts the result of `laws_table` to a law for the ladder. None if nothing was fitted."""
     rows, fitted = laws.set_index("quantity"), ["coefficient", "exponent"]
     if rows[fitted].isna().any(axis=None):
         return None
@@ -306,7 +307,7 @@ def make_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law | 
 
 
 def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
-    """Returns the content of a law file for `ladder.load_law`, with the rows of `laws_table`.
+    """Returns the content of a law file for `ladder.load_law`, including the rows of `laws_table`.
 
     NaN becomes null. `load_law` rejects the file if no law was fitted.
     """
@@ -316,10 +317,11 @@ def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
 
 
 def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
-    """Returns each size's learning rate and batch by our law, by the paper's law and in the ladder.
+    """Returns each size's learning rate and batch from our law, the paper's law and the ladder.
 
-    A value is NaN if the law is missing or does not predict. `times_beyond` says how far our law is
-    extrapolated. Batches are in sequences of the size's length, with the same tokens.
+    A value is NaN if the law is missing or does not predict. `times_beyond` is the factor by which
+    our law is extrapolated. Batches are in sequences of the size's length, for the same number of
+    tokens.
     """
     rows = []
     for size in sizes:

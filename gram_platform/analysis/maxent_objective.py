@@ -5,11 +5,11 @@ does not give the objective. Ours is
 
     forget + penalty_weight (max(0, floor - core) + max(0, floor - retain)).
 
-Forget, core and retain are means of compute ratios over the domains of their class. Ratios are
-first averaged over seeds, since a single baseline may be below the floor. A loss above an untrained
-model's has a negative ratio, and on a flat curve a slightly lower loss can have a huge one. So
-every ratio is clipped to [0, HIGHEST_RATIO] first. Otherwise a completely forgotten domain could
-make up for a domain that is still known. The tables of studies do not clip.
+Forget, core and retain are mean compute ratios over the domains of their class. Every ratio is
+clipped to [0, HIGHEST_RATIO] and then averaged over seeds, since a single baseline may be below the
+floor. Without clipping, a completely forgotten domain could make up for a domain that is still
+known: a loss above an untrained model's has a negative ratio, and on a flat curve a slightly lower
+loss can have a huge one. The tables of studies do not clip.
 """
 
 import math
@@ -29,11 +29,11 @@ METRIC = "objective"
 
 @dataclass(frozen=True)
 class MaxEntObjective:
-    """The forget ratio plus a penalty on core and retain, in [0, worst). Less is better."""
+    """The forget ratio plus a penalty on core and retain, in [0, worst). Lower is better."""
 
     # At 10, a fall of forget from 1 to 0 makes up for a shortfall of 0.1.
     penalty_weight: float = 10.0
-    # The least compute ratio of core and of retain without a penalty.
+    # The lowest compute ratio of core or retain without a penalty.
     floor: float = 0.95
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class MaxEntObjective:
 
     @property
     def worst(self) -> float:
-        """The objective of a diverged trial, which is 1 more than any other trial can reach."""
+        """The objective of a diverged trial, 1 above the highest of all other trials."""
         return HIGHEST_RATIO + 2.0 * self.penalty_weight * self.floor + 1.0
 
     def score_losses(
@@ -51,7 +51,7 @@ class MaxEntObjective:
         losses: Sequence[Mapping[str, float]],
         retained: Sequence[str],
     ) -> dict[str, float]:
-        """Returns the `score` of {domain: loss in nats a token} of each seed."""
+        """Returns the `score` of losses, given as {domain: nats per token} for each seed."""
         rated = {
             d: [reference.ratio(of_seed[d]) for of_seed in losses]
             for d, reference in references.items()
@@ -78,7 +78,7 @@ class MaxEntObjective:
 def references_of(
     evaluations: pd.DataFrame, curves: pd.DataFrame, size: str
 ) -> dict[str, Reference]:
-    """Returns {domain: reference} at a size. The two frames are those of `tables.StudyLosses`.
+    """Returns {domain: Reference} for a size, from the frames of `tables.StudyLosses`.
 
     Raises ValueError if there is no complete baseline, or if a curve cannot be fitted.
     """

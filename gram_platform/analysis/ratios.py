@@ -1,10 +1,10 @@
 """Computes the compute ratio of each view and domain from stored losses and baselines' curves.
 
-The curves are fitted to the baselines of all seeds. The jackknife measures the error of the curve
-by leaving out one seed at a time, its losses and its baseline. Source: Tukey's pseudo-values, whose
-t-interval over n seeds has n - 1 degrees of freedom.
+The curves are fitted to the baselines of all seeds. The jackknife measures the error due to the
+curve: it leaves out one seed at a time, both its losses and its baseline. Source: Tukey's
+pseudo-values, whose t-interval over n seeds has n - 1 degrees of freedom.
 
-A value that cannot be computed becomes a note (what, why), never a number.
+A value that cannot be computed yields a note (what, why) instead of a number.
 """
 
 import math
@@ -37,7 +37,7 @@ CURVE_FIELDS = ["A", "alpha", "s0", "rms", "step_rms", "at_bound", "poor"]
 CURVE_FIELDS += ["first_step", "first_loss", "last_step", "num_points"]
 FIT_COLUMNS = ["size", "domain", *CURVE_FIELDS, "num_seeds", "reference_steps"]
 NO_BASELINE = "no baseline of this size is complete"
-# A larger ratio counts as infinite, since its square may not fit a float.
+# Larger ratios are treated as infinite, since their squares may overflow.
 LARGEST = 1e100
 # Pairs (what is missing, why).
 Notes = list[tuple[str, str]]
@@ -49,15 +49,15 @@ class Reference:
 
     # All baseline seeds, pooled.
     curve: LearningCurve
-    # The final losses (nats a token), one per baseline seed.
+    # The final losses (nats per token), one per baseline seed.
     baseline_losses: tuple[float, ...]
     # {seed: the reference without the seed, None if no curve fits}. Empty with one seed.
     without: Mapping[str, "Reference | None"] = field(default_factory=dict)
 
     def ratio(self, loss: float) -> float:
-        """Returns the compute ratio of a loss, or NaN unless the loss is finite and positive.
+        """Returns the compute ratio of a loss. NaN if the loss is not finite and positive.
 
-        It is infinite if the curve is too flat to convert the loss.
+        Infinite if the curve is too flat to convert the loss.
         """
         if not (np.isfinite(loss) and loss > 0.0):
             return math.nan
@@ -75,8 +75,8 @@ def baseline_references(
 ) -> tuple[dict, Notes]:
     """Returns ({(size, domain): Reference}, notes) for the sizes with a finished baseline.
 
-    A baseline counts if it has a curve and final losses. `leave_out` adds the fits without each
-    seed, for the jackknife. If the frames have just one seed, `only_seed` names it in the notes.
+    A baseline is used if it has a curve and final losses. `leave_out` adds the fits without each
+    seed, for the jackknife. `only_seed` is named in the notes if the frames have just this seed.
     """
     references, notes, of_seed = {}, [], f", seed {only_seed}" if only_seed else ""
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
@@ -136,10 +136,10 @@ def _fit(points: pd.DataFrame) -> LearningCurve:
 def fit_pooled_curve(
     curves: pd.DataFrame, configs: Mapping[str, Mapping], domain: str = CORE
 ) -> LearningCurve:
-    """Fits the learning curve of a domain to all points of runs that differ only in the seed.
+    """Fits a domain's learning curve to all points of runs that differ only in the seed.
 
-    `curves` is a frame of `load_curves`, `configs` a result of `load_configs`. Raises ValueError if
-    the runs differ in anything else or a run has no points, and as `fit_learning_curve` does.
+    `curves` comes from `load_curves` and `configs` from `load_configs`. Raises ValueError like
+    `fit_learning_curve`, if the configs differ in anything else, or if a run has no points.
     """
     fields = differing_fields(configs.values())
     fields.pop("seed", None)
@@ -153,7 +153,7 @@ def fit_pooled_curve(
 
 
 def fits_frame(references: dict) -> pd.DataFrame:
-    """Returns FIT_COLUMNS, a row per size and domain."""
+    """Returns FIT_COLUMNS, one row per size and domain."""
     rows = []
     for (size, domain), reference in references.items():
         curve, finals = reference.curve, np.array(reference.baseline_losses)
@@ -163,11 +163,11 @@ def fits_frame(references: dict) -> pd.DataFrame:
 
 
 def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd.DataFrame, Notes]:
-    """Returns (rows, notes), with a row per view and domain of sizes with a reference.
+    """Returns (rows, notes), with one row per view and domain of sizes with a reference.
 
-    The columns are the view's and `domain, class, loss, compute_ratio` (`Reference.ratio`). The
+    The columns are the view's, then `domain, class, loss, compute_ratio` (`Reference.ratio`). The
     class is core for the core domain, retain for auxiliary domains that the view retains, and
-    otherwise forget.
+    forget for the others.
     """
     carried = [c for c in evaluations.columns if not c.startswith(PREFIX)]
     complete = evaluations[evaluations["size"].isin([size for size, _ in references])]
@@ -193,10 +193,10 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
 def rate_attacks(
     attacks: pd.DataFrame, ratios: pd.DataFrame, references: dict
 ) -> tuple[pd.DataFrame, Notes]:
-    """Returns (rows, notes). Each forget row of an attacked profile has a row of class `elicited`.
+    """Returns (rows, notes), with an `elicited` row for each forget row of an attacked profile.
 
     The rows have the columns of `ratios`, and RECOVERY if `attacks` has ATTACK_CURVE and
-    `num_tokens`. The ratio of an attack without a result is NaN.
+    `num_tokens`. Rows without an attack result have ratio NaN.
     """
     columns, target = list(ratios.columns), [*VIEW, "domain"]
     attacked = set(attacks[ROW].itertuples(index=False, name=None))
@@ -235,10 +235,7 @@ def _unknown(rows: pd.DataFrame, why: str) -> Notes:
 
 
 def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
-    """Returns PER_NAT [N] > 0, by how much a row's compute ratio falls per nat of loss.
-
-    NaN where the ratio is unknown.
-    """
+    """Returns PER_NAT [N] > 0, how far each row's ratio falls per nat of loss. NaN if unknown."""
     values, losses = np.full(len(ratios), np.nan), ratios["loss"].to_numpy(float)
     losses = np.where(ratios["compute_ratio"].isna(), np.nan, losses)
     for key, rows in ratios.groupby(["size", "domain"]).indices.items():
@@ -254,16 +251,16 @@ def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
 def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
     """Returns the jackknife's pseudo-values [N] of the rows of `ratios`.
 
-    A row of the table is the mean of the ratios x of its n seeds. The pseudo-value of seed i is n
-    times this mean, minus n - 1 times the mean over the other seeds by the reference without seed
+    A row of the table is the mean of the ratios x of n seeds. The pseudo-value of seed i is n times
+    this mean, minus n - 1 times the mean of the other seeds' ratios on the reference without seed
     i. That is
 
-        x_i + (n - 1) mean over j != i of (x_j - x_j by the reference without i),
+        x_i + (n - 1) mean over j != i of (x_j - x_j on the reference without i),
 
-    and x_i if the reference is fixed. The mean and the difference of two rows have the mean and the
-    difference of their pseudo-values. If the reference has m != n seeds, n - 1 becomes sqrt((m - 1)
-    (max(m, n) - 1) n / m), which keeps the reference's part of the variance unbiased. NaN if the
-    ratio is NaN, or if the reference without a shared seed gives no ratio.
+    or x_i if the reference is fixed. The mean or difference of two rows has the mean or difference
+    of their pseudo-values. If the reference has m != n seeds, n - 1 becomes sqrt((m - 1) (max(m, n)
+    - 1) n / m), which keeps the reference's part of the variance unbiased. NaN if the ratio is NaN,
+    or if the reference without a shared seed yields no ratio.
     """
     values, losses = (ratios[name].to_numpy(float) for name in ("compute_ratio", "loss"))
     names = dict.fromkeys(seed for reference in references.values() for seed in reference.without)
@@ -289,7 +286,7 @@ def _of_the_others(
     own: np.ndarray,
     num_baselines: np.ndarray,
 ) -> np.ndarray:
-    """Returns the second term of `pseudo_values` [N]. `group` numbers table rows, `own` seeds."""
+    """Returns the second term of `pseudo_values`. `group` is the table row, `own` the seed."""
     is_known = ~np.isnan(values)
     num = np.bincount(group, is_known)[group] if len(group) else np.zeros(0)
     is_left_out = is_known & (own >= 0) & (num_baselines > 1) & (num > 1)
@@ -320,7 +317,7 @@ def sort_rows(
     sizes: Sequence[str],
     names: Sequence[str] = ("method", "size", "profile", "seed", "domain"),
 ) -> pd.DataFrame:
-    """Sorts rows by the columns `names` that the frame has. `sizes` come before other sizes."""
+    """Sorts rows by the columns in `names` that the frame has. `sizes` come before other sizes."""
     keys = {
         "method": method_key,
         "size": lambda s: (list(sizes).index(s) if s in sizes else len(sizes), size_key(s)),
@@ -334,6 +331,6 @@ def sort_rows(
 
 
 def profile_key(profile: str) -> tuple:
-    """Sorts core, then core+..., then all, then mean."""
+    """Returns a sort key that orders core, core+..., all, mean."""
     last = {ALL: 1, MEAN: 2}.get(profile, 0)
     return last, str(profile).count("+"), str(profile)

@@ -1,10 +1,10 @@
 """Measures how soon an attack recovers a removed domain, in steps and in tokens.
 
-An attack lowers the loss on the domain's validation text from the view's loss to the baseline's. A
-time is the step at which the loss has covered a share of this distance. The loss is interpolated
-linearly between evaluations, and the first crossing counts. The baseline's loss is the mean over
-the seeds that the compute ratio uses. A view that is no worse than the baseline needs 0 steps. If
-an attack ends before a mark, its length is a censored time.
+An attack lowers the loss on the domain's validation text from the view's loss towards the
+baseline's, which is the mean over the seeds that the compute ratio uses. A mark is a share of this
+distance, and a time is the first step at which the loss reaches the mark, by linear interpolation
+between evaluations. A view that is no worse than the baseline needs 0 steps. If an attack stops
+before it reaches a mark, its length is a censored time.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ Curve = Sequence[tuple[float, float]]
 
 
 def recover(curve: Curve, start: float, end: float, mark: float) -> tuple[float, bool]:
-    """Returns (steps until `mark` percent of the way from loss `start` to loss `end`, True).
+    """Returns (steps to get `mark` percent of the way from loss `start` to loss `end`, True).
 
-    If the loss never gets so low, returns (length of the attack, False). `curve` has (step, loss)
-    of at least one evaluation, with losses in nats a token. Raises ValueError unless steps rise
-    from above 0, losses are finite and positive, and 0 < mark <= 100.
+    If the attack does not get there, returns (its length, False). `curve` has (step, loss) of at
+    least one evaluation, with losses in nats per token. Raises ValueError unless steps rise from
+    above 0, losses are finite and positive, and 0 < mark <= 100.
     """
     require_real("mark", mark, 0.0, 100.0, open_low=True)
     steps, losses = np.array([(0.0, start), *curve], float).T
@@ -49,7 +49,7 @@ def recover(curve: Curve, start: float, end: float, mark: float) -> tuple[float,
 
 
 def recover_row(curve: Curve, num_tokens: float, start: float, end: float) -> list[float]:
-    """Returns RECOVERY of an attack on `num_tokens` tokens, NaN if an argument is unknown."""
+    """Returns RECOVERY for an attack on `num_tokens` tokens, all NaN if an argument is unknown."""
     if not (curve and num_tokens > 0.0 and start > 0.0 and end > 0.0):
         return [np.nan] * len(RECOVERY)
     steps = [0, *(step for step, _ in curve)]
@@ -59,20 +59,20 @@ def recover_row(curve: Curve, num_tokens: float, start: float, end: float) -> li
 
 
 def write_median(times: Sequence[float], is_reached: Sequence[bool]) -> str:
-    """Writes the median of times [n], or `> bound` if half of the marks or more were not reached.
+    """Formats the median of times [n], or `> bound` if half or more of the marks were not reached.
 
-    In the median, the time to a mark that was not reached is infinite. In the bound, it is the
-    attack's length.
+    A mark that was not reached has an infinite time in the median, and the attack's length in the
+    bound.
     """
     median = np.median(np.where(is_reached, times, np.inf))
     return f"{median:.1f}" if np.isfinite(median) else f"> {np.median(times):.1f}"
 
 
 def tabulate_recovery(per_seed: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    """Returns the columns `names` and RECOVERY, with a row for each combination of `names`.
+    """Returns the columns `names` and RECOVERY, one row per combination of `names`.
 
-    Times over seeds are written by `write_median`, and marks reached as `k of n`. `per_seed` has
-    means over a view's attacks. A view has reached a mark if all attacks have.
+    Times over seeds are formatted by `write_median`, and marks reached as `k of n`. `per_seed` has
+    means over each view's attacks. A view reaches a mark only if all its attacks do.
     """
     rows = []
     for key, group in per_seed[per_seed[EVERY].notna()].groupby(names, sort=False):

@@ -1,9 +1,9 @@
-"""Fits the loss by a quadratic in log learning rate and log batch, and finds its minimum.
+"""Fits a quadratic in log learning rate and log batch to the loss, and finds its minimum.
 
 Source: the paper's appendix "Learning Rate and Batch Size Scaling". Ours: a surface that is not
-convex has no minimum, a minimum at or beyond the edge of the grid is flagged, the fit can be
-restricted to cells near the best, and a seed's level is a constant that is added to the surface. If
-the t-statistic of the smallest curvature is small, noise may have bent the surface.
+convex has no minimum, a minimum at or beyond the edge of the grid is flagged, fits can be
+restricted to cells near the best, and each seed adds a constant to the surface, its level. If the
+t-statistic of the smallest curvature is small, the curvature may be noise.
 """
 
 import math
@@ -34,7 +34,7 @@ FLAT_FRACTION = 1e-11
 
 @dataclass(frozen=True)
 class Optimum:
-    """The minimum of a fitted surface. Places and loss are NaN if the surface is not convex."""
+    """The minimum of a fitted surface. Position and loss are NaN if the surface is not convex."""
 
     lr: float
     batch: float
@@ -50,7 +50,7 @@ class Optimum:
     # The numbers of distinct (lr, batch) and of losses used.
     num_cells: int
     num_points: int
-    # Of the residuals, in nats, or of the log loss if this is fitted.
+    # The rms residual, in nats or of the log loss if this is fitted.
     rms: float
     # The smallest curvature over its standard error. NaN without residual degrees of freedom.
     curvature_t: float
@@ -58,7 +58,7 @@ class Optimum:
 
 @dataclass(frozen=True)
 class Surface:
-    """A quadratic of the loss in w = (log(lr, batch) - centre) @ whitening."""
+    """A quadratic in w = (log(lr, batch) - centre) @ whitening, which predicts the loss."""
 
     # The coefficients [6] of 1, x, y, x^2, x y, y^2 in w.
     coefficients: np.ndarray
@@ -114,7 +114,7 @@ class Surface:
 
 @dataclass(frozen=True)
 class Fit:
-    """How the surfaces of a grid are fitted."""
+    """Options for fitting the surfaces of a grid."""
 
     # A fit uses only cells whose mean loss, without the seeds' levels, is within this fraction of
     # the lowest mean. None is all cells.
@@ -136,7 +136,7 @@ OUR_FIT = Fit()
 def fit_quadratic(
     lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], window: float | None = None
 ) -> Optimum:
-    """Fits a surface that is the same for all seeds, and returns the minimum."""
+    """Fits one surface without seed levels, and returns its minimum."""
     return fit_surface(lr, batch, loss, None, Fit(window)).optimum()
 
 
@@ -147,13 +147,13 @@ def fit_surface(
     seeds: Sequence | None = None,
     fit: Fit = OUR_FIT,
 ) -> Surface:
-    """Fits loss [n] by a quadratic in (log lr, log batch). A cell may have several seeds.
+    """Fits a quadratic in (log lr, log batch) to losses [n]. A cell may have several seeds.
 
-    `seeds` [n] names the seed of each loss. Then each seed has a level, and the surface predicts at
-    the mean level. If a cell lacks a seed, the minimum is not reliable without `seeds`. Raises
-    ValueError if values are not finite and positive, or if fewer than six cells are used. Also
-    raises it if the cells do not determine the quadratic and the levels, as with two rates, cells
-    on one line, or fewer losses than coefficients.
+    `seeds` [n] has the seed of each loss. If given, each seed has a level, and the surface predicts
+    at the mean level. Without `seeds`, the minimum is unreliable if a cell lacks a seed. Raises
+    ValueError if values are not finite and positive, if fewer than six cells are used, or if the
+    cells do not determine the quadratic and the levels (only two rates, cells on one line, fewer
+    losses than coefficients).
     """
     window, seeds = fit.window, None if fit.as_published else seeds
     x, y, z = positive("lr", lr), positive("batch", batch), positive("loss", loss)
@@ -192,8 +192,8 @@ def fit_surface(
 def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
     """Subtracts the level of its seed from each loss [n].
 
-    Levels are a least-squares fit of loss = cell + level. `cell` [n] numbers the cells. A seed that
-    shares no cell with another seed has level 0.
+    Levels come from a least-squares fit of loss = cell + level. `cell` [n] is the index of each
+    loss's cell. A seed that shares no cell with another seed has level 0.
     """
     columns = level_columns(seeds, len(loss))
     if columns.shape[1] == 0:
@@ -205,11 +205,11 @@ def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) 
 
 
 def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
-    """Returns the design [num, K - 1] of the levels of K seeds.
+    """Returns the design matrix [num, K - 1] of the levels of K seeds.
 
-    A loss has 1 in the column of its seed, and a loss of the last seed has -1 in all columns.
-    `seeds` names the seed of each of the `num` losses, and is None for a single seed. Raises
-    ValueError if `seeds` has another length.
+    The row of a loss has 1 in the column of its seed, or -1 in all columns for the last seed.
+    `seeds` has the seed of each of the `num` losses, and is None for a single seed. Raises
+    ValueError if its length is not `num`.
     """
     if seeds is None:
         return np.empty((num, 0))
@@ -237,9 +237,9 @@ def _cells(points: np.ndarray) -> np.ndarray:
 
 
 def _whiten(used: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the centre of cells [m, 2], and the matrix that gives them unit covariance.
+    """Returns the centre of `used` [m, 2], and the matrix that scales it to unit covariance.
 
-    The matrix is None for cells on a line.
+    The matrix is None if all cells lie on a line.
     """
     centre, width = used.mean(axis=0), np.ptp(used, axis=0)
     if not width.min() > 0.0:
@@ -258,10 +258,10 @@ def _design(w: np.ndarray) -> np.ndarray:
 def _least_squares(
     w: np.ndarray, loss: np.ndarray, levels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float] | None:
-    """Returns coefficients [6], their covariance, and the residuals' rms, or None.
+    """Returns (coefficients [6], their covariance, rms residual).
 
-    It returns None if the coefficients are not determined. The covariance is NaN without degrees of
-    freedom. `levels` [n, K - 1] are from `level_columns`.
+    Returns None if the coefficients are not determined. The covariance is NaN without residual
+    degrees of freedom. `levels` [n, K - 1] comes from `level_columns`.
     """
     design = np.concatenate([_design(w), levels], axis=1)
     norms = np.sqrt(np.mean(design**2, axis=0))

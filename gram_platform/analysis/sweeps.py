@@ -1,7 +1,7 @@
-"""Analyses sweeps of hyperparameters: tables of `tables.analyse` at every value of a knob.
+"""Analyses hyperparameter sweeps by calling `tables.analyse` at every value of a knob.
 
-A knob is a swept hyperparameter such as `p_cr`, and a point is one value of a knob. Every point is
-compared with the same baselines. A run that belongs to two knobs has a row for each knob.
+A knob is a swept hyperparameter such as `p_cr`, and a point is one value of a knob. All points are
+compared with the same baselines.
 
 Source of the classes: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
 """
@@ -56,9 +56,9 @@ def analyse_sweeps(losses: StudyLosses, sizes: Sequence[str] = ()) -> SweepAnaly
     """Returns all tables of a sweep.
 
     The frames of `losses` also have the columns `knob` and `value`, which are ignored for the
-    baseline. All other views have a row for each of their knobs. `runs` joins the `run_id`s, if
-    there are any. A note names its points, unless all points have the note. Raises ValueError as
-    `tables.analyse` does.
+    baseline. Other views have one row for each of their knobs. `runs` joins the `run_id`s, if any.
+    A note lists the points that it concerns, unless it concerns all. Raises ValueError like
+    `tables.analyse`.
     """
     evaluations, attacks = losses.evaluations, losses.attacks
     views = pd.concat([evaluations, losses.views])

@@ -1,12 +1,12 @@
-"""Averages compute ratios within seeds and then over seeds, and writes tables as CSV and text.
+"""Averages compute ratios within seeds and then over seeds, and formats tables as CSV and text.
 
 Source of the averages: the paper's appendix "Compute Ratio Methodology" and the numbers of
-`tab:synthetic`. Within a seed, a class is the mean over all pairs of a profile and a domain. A mean
-of the profiles' means would differ, since core forgets more domains than core with one domain. Over
-seeds, a class is the mean of the seed means with a 90% t-interval. The interval's width comes from
-the jackknife's pseudo-values (JACKKNIFE) or, as in the paper, from the seed means (CURVE_FIXED).
-`missing` names each value that cannot be computed. Losses in nats a token are averaged in the same
-way.
+`tab:synthetic`. Within a seed, the value of a class is the mean over all pairs of a profile and a
+domain. A mean of profile means would differ, since the profile core forgets more domains than core
+with one domain. Over seeds, it is the mean of these values with a 90% t-interval. The width of the
+interval comes from the jackknife's pseudo-values (JACKKNIFE) or, as in the paper, from the seeds'
+values (CURVE_FIXED). `missing` lists the values that cannot be computed. Losses in nats per token
+are averaged in the same way.
 """
 
 import itertools
@@ -56,7 +56,7 @@ CLASSES = ("core", "retain", "forget", ELICITED)
 # The columns with the number of a class's domains in a view.
 NUM_DOMAINS = {name: f"num_{name}" for name in CLASSES}
 TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ENDS), "num_seeds"]
-# Suffixes of a class's mean loss in nats a token, this loss minus filtering's, and mean PER_NAT.
+# Suffixes of a class's mean loss in nats, this loss minus filtering's, and mean PER_NAT.
 NATS, MINUS_FILTERING, SLOPE = "_nats", "_nats_minus_filtering", "_ratio_per_nat"
 FILTERING = "filtering"
 NUM_DOMAINS_OF = NUM_DOMAINS | dict.fromkeys(RECOVERY, NUM_DOMAINS[ELICITED])
@@ -70,10 +70,10 @@ MOST_RUNS = 6
 
 @dataclass(frozen=True)
 class StudyLosses:
-    """The stored losses of a study as tidy frames. Seeds are text."""
+    """The stored losses of a study as tidy frames. Seeds are strings."""
 
     # A row per view: `method, size, seed, profile`, `retained` (auxiliary domains, joined by
-    # commas) and `loss/<domain>` of each domain (nats a token). The reference is method baseline
+    # commas) and `loss/<domain>` of each domain (in nats). The reference is method baseline
     # with profile all. Other columns (`run_id`, `eval_id`) are copied into `ratios`.
     evaluations: pd.DataFrame
     # A row per point of the baselines' validation curves: `size, seed, step, domain, loss`.
@@ -81,7 +81,7 @@ class StudyLosses:
     # A row per attack on a view: `method, size, seed, profile`, `elicited` (the attacked domain)
     # and the best `loss` or NaN. ATTACK_CURVE and `num_tokens` give RECOVERY.
     attacks: pd.DataFrame | None = None
-    # The study's views: `method, size, seed, profile, retained`. `missing` names absent views, and
+    # The study's views: `method, size, seed, profile, retained`. `missing` lists absent views, and
     # no mean is taken without them. By default the views in `evaluations`.
     declared: pd.DataFrame | None = None
 
@@ -114,10 +114,10 @@ def analyse(
 ) -> Analysis:
     """Returns all tables of a study.
 
-    `sizes` is the order of the rows. `unit` has the evaluations whose baselines are the reference,
-    by default those of `losses`. With `own_baseline` each seed is compared with its own baseline,
-    as in the paper's titration. Then `fits` has a row per seed, and both kinds of `intervals`,
-    JACKKNIFE and CURVE_FIXED, are equal. Raises ValueError for a repeated view or attack.
+    `sizes` is the order of the rows. The reference is the baselines in `unit`, by default those in
+    `losses`. With `own_baseline`, each seed is compared with its own baseline, as in the paper's
+    titration. Then `fits` has rows for each seed, and the `intervals` JACKKNIFE and CURVE_FIXED are
+    equal. Raises ValueError for a repeated view or attack.
     """
     evaluations, attacks, declared = losses.evaluations, losses.attacks, losses.views
     unit = evaluations if unit is None else unit
@@ -159,7 +159,7 @@ def analyse(
 
 
 def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFrame:
-    """Returns VIEW and each class's loss minus filtering's, on profiles that filtering also has."""
+    """Returns each view's losses minus filtering's, by class, on the profiles of both."""
     columns = {name: name + MINUS_FILTERING for name in CLASSES}
     is_theirs, same = ratios["method"] == FILTERING, ["size", "seed", "profile", "domain", "class"]
     both = ratios[~is_theirs].merge(
@@ -177,10 +177,10 @@ def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFra
 def _compare(
     frames: Sequence[pd.DataFrame], intervals: str, seed: str = ""
 ) -> tuple[pd.DataFrame, pd.DataFrame, Notes]:
-    """Returns (ratios of views and attacks, fits of the baselines of `unit`, notes).
+    """Returns (ratios of views and attacks, fits of the baselines in `unit`, notes).
 
     `frames` are evaluations, curves, attacks and unit. If each seed is compared with its own
-    baseline, the frames have only the seed `seed`.
+    baseline, they contain only the seed `seed`.
     """
     evaluations, curves, attacks, unit = frames
     references, notes = baseline_references(
@@ -203,14 +203,15 @@ def _compare(
 def per_seed_frame(
     ratios: pd.DataFrame, declared: pd.DataFrame, value: str = "compute_ratio"
 ) -> tuple[pd.DataFrame, Notes]:
-    """Returns (rows, notes), with a row per view and seed.
+    """Averages the column `value` over domains by view and class. Returns (rows, notes).
 
-    The columns are ROW, seed, CLASSES (means of the column `value`), `retained`, and NUM_DOMAINS,
-    the numbers of known and unknown domains. A class with an unknown domain is NaN.
+    The columns are ROW, seed, CLASSES, `retained` and NUM_DOMAINS, the numbers of domains. A class
+    with an unknown domain is NaN.
 
-    The profile `mean`, whose `retained` is empty, has the `pair_means` of core and core with one
-    auxiliary domain, as in the paper. A method without these profiles, such as the baseline,
-    averages over all its profiles. A seed that lacks a profile in `declared` gets a note instead.
+    Each method, size and seed also has a row with the profile `mean` and an empty `retained`. Its
+    values are `pair_means` over core and core with one auxiliary domain, as in the paper, or over
+    all profiles of a method without these, such as the baseline. A seed that lacks one of these
+    profiles gets a note instead.
     """
     by_class = ratios.groupby([*VIEW, "class"], sort=False)[value]
     means, counts = (
@@ -240,10 +241,10 @@ def per_seed_frame(
 
 
 def pair_means(views: pd.DataFrame, name: str) -> float:
-    """Returns a class's mean over all pairs of a profile and a domain.
+    """Returns the mean of the class `name` over all pairs of a profile and a domain.
 
-    `views` are one seed's rows of a `per_seed` frame. NaN if no profile has the class, or if the
-    class is unknown for a profile.
+    `views` are one seed's rows of `per_seed_frame`. NaN if no profile has the class, or if one of
+    its values is unknown.
     """
     of_class = views[views[NUM_DOMAINS_OF[name]] > 0]
     if of_class.empty:
@@ -267,11 +268,11 @@ def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[
 def over_seeds(
     per_seed: pd.DataFrame, names: Sequence[str] = ROW, values: Sequence[str] = CLASSES
 ) -> pd.DataFrame:
-    """Averages the columns `values` of a `per_seed` frame over seeds, by the columns `names`.
+    """Averages the columns `values` of a `per_seed` frame over seeds, grouped by `names`.
 
-    Returns `names`, means with t-intervals, and `num_seeds`. The intervals come from pseudo-values
-    if the frame has any. A missing column gives NaN. `num_seeds` is the smallest number of seeds
-    behind any known value of the row.
+    Returns `names`, means with t-intervals, and `num_seeds`, the smallest number of seeds behind
+    any known value of the row. Intervals come from pseudo-values if the frame has any. A missing
+    column yields NaN.
     """
     columns, rows = [*names, *values], []
     frame, spread = (f.reindex(columns=columns) for f in (per_seed, pseudo_frame(per_seed, values)))
@@ -291,9 +292,9 @@ def over_seeds(
 def join_notes(
     missing: Mapping[Hashable, pd.DataFrame], named: Callable[[list], str]
 ) -> pd.DataFrame:
-    """Joins the notes `what, why` of several frames, each with the names of its frames.
+    """Merges the notes `what, why` of several frames, prefixed with the names of their frames.
 
-    A note that all frames have gets no names.
+    Notes that all frames share get no prefix.
     """
     places: dict[tuple[str, str], list] = {}
     for place, frame in missing.items():
@@ -307,10 +308,9 @@ def join_notes(
 
 
 def find_mean_profiles(rows: pd.DataFrame) -> frozenset[str]:
-    """Returns the profiles of core with at most one auxiliary domain, from a table's rows.
+    """Returns the profiles in `rows` that are core with at most one auxiliary domain.
 
-    If the study has one auxiliary domain, `all` is such a profile, but only `per_seed` frames show
-    the number of domains.
+    `all` is one of them in studies with one auxiliary domain, but only if `rows` has `retained`.
     """
     few = frozenset(p for p in rows["profile"] if p not in (ALL, MEAN) and p.count("+") < 2)
     if "retained" not in rows:
@@ -320,19 +320,13 @@ def find_mean_profiles(rows: pd.DataFrame) -> frozenset[str]:
 
 
 def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
-    """Averages known ratios over seeds by method, size, profile, domain, class and variant if any.
-
-    Groups without a known ratio have no row.
-    """
+    """Averages known ratios over seeds by ROW, domain, class and, if present, variant."""
     keys = [*(c for c in (VARIANT,) if c in ratios), *ROW, "domain", "class"]
     return average_rows(ratios[ratios["compute_ratio"].notna()], keys, "compute_ratio")
 
 
 def average_rows(frame: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
-    """Averages the column `value` over seeds by `keys`, with an interval, `num_seeds` and `runs`.
-
-    `runs` joins the `run_id`s, if the frame has any.
-    """
+    """Averages the column `value` over seeds by `keys`. Adds interval, `num_seeds` and `runs`."""
     rows = []
     for key, group in frame.groupby(list(keys), sort=False):
         runs = ", ".join(dict.fromkeys(group["run_id"].astype(str))) if "run_id" in group else ""
@@ -341,7 +335,7 @@ def average_rows(frame: pd.DataFrame, keys: Sequence[str], value: str) -> pd.Dat
 
 
 def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
-    """Adds the column `runs`: the `run_names` of the runs that a row evaluates, or ""."""
+    """Adds the column `runs`: the `run_names` of the runs evaluated in a row, or ""."""
     keys = [column for column in (VARIANT, *ROW) if column in table]
     if "run_id" not in ratios or table.empty:
         return table.assign(runs="")
@@ -355,17 +349,17 @@ def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
 
 
 def run_names(run_ids: pd.Series) -> str:
-    """Joins the first MOST_RUNS different run ids by commas, and says how many more there are."""
+    """Joins the first MOST_RUNS distinct run ids with commas, and counts the rest."""
     names = list(dict.fromkeys(run_ids.astype(str)))
     rest = f" and {len(names) - MOST_RUNS} more" if len(names) > MOST_RUNS else ""
     return ", ".join(names[:MOST_RUNS]) + rest
 
 
 def table_csv(frame: pd.DataFrame, fractions: str | None = "%.6f") -> str:
-    """Writes CSV. `fractions` is the format of fractions, or None for all digits.
+    """Returns CSV without the POINTS columns.
 
-    Columns of POINTS are left out. Text that a spreadsheet would run as a formula begins with an
-    apostrophe.
+    `fractions` is the format of floats, or None for all digits. Text that a spreadsheet would run
+    as a formula gets a leading apostrophe.
     """
     frame = frame.loc[:, [not str(name).endswith(POINTS) for name in frame]]
     texts = frame.select_dtypes(exclude=["number", "bool"])
@@ -384,17 +378,14 @@ def _no_formula(cell: Any) -> Any:
 
 
 def readable_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Writes the classes of table.csv as `mean [low, high]`, and drops classes without values."""
+    """Formats the classes of table.csv as `mean [low, high]`, omitting classes without values."""
     names = table.columns[: table.columns.get_loc(CLASSES[0])]
     classes = [name for name in CLASSES if table[name].notna().any()]
     return with_intervals(table, names, classes).assign(num_seeds=table["num_seeds"])
 
 
 def in_reading_order(table: pd.DataFrame) -> pd.DataFrame:
-    """Puts baselines last, and drops means that repeat their method's only profile.
-
-    `table` has the columns of table.csv.
-    """
+    """Moves the baselines of a table.csv to the end, and drops means over a single profile."""
     names = list(table.columns[: table.columns.get_loc(CLASSES[0])])
     names.remove("profile")
     is_mean = table["profile"] == MEAN
@@ -412,18 +403,18 @@ def nats_table(table: pd.DataFrame) -> pd.DataFrame:
 def with_intervals(
     frame: pd.DataFrame, names: Sequence[str], values: Sequence[str]
 ) -> pd.DataFrame:
-    """Selects the columns `names`, and writes each of `values` as a text, `mean [low, high]`."""
+    """Selects the columns `names`, and formats the columns `values` as `mean [low, high]`."""
     return frame[list(names)].assign(**{name: interval_texts(frame, name) for name in values})
 
 
 def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> str:
-    """Writes the cells of `text_frame` for a log."""
+    """Formats the `text_frame` as aligned columns for a log."""
     cells = text_frame(frame, digits, missing)
     return align_columns([list(cells.columns), *cells.itertuples(index=False)])
 
 
 def text_frame(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> pd.DataFrame:
-    """Writes every cell as text. Fractions have the format `digits`, empty cells are `missing`."""
+    """Converts all cells to text. Floats get the format `digits`, and NaN becomes `missing`."""
 
     def cell(value: object) -> str:
         if isinstance(value, bool):
@@ -436,7 +427,7 @@ def text_frame(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> 
 
 
 def label_methods(frame: pd.DataFrame) -> pd.DataFrame:
-    """Replaces the ids of methods by their labels."""
+    """Replaces method ids with labels."""
     return frame.assign(method=frame["method"].map(method_label)) if "method" in frame else frame
 
 
@@ -447,7 +438,7 @@ def points_of(frame: pd.DataFrame, name: str) -> Sequence[tuple[float, ...]]:
 def interval_text(
     mean: float, low: float, high: float, points: Sequence[float] = (), digits: int = 3
 ) -> str:
-    """Writes `mean [low, high]`, `mean (point, point)`, the mean alone, or "" without a mean."""
+    """Returns `mean [low, high]`, `mean (point, point)` or `mean`, or "" if the mean is NaN."""
     if np.isnan(mean):
         return ""
     mean, low, high, *listed = (f"{number:.{digits}f}" for number in (mean, low, high, *points))
@@ -457,7 +448,7 @@ def interval_text(
 
 
 def short_text(mean: float, low: float, high: float, points: Sequence[float] = ()) -> str:
-    """Writes `mean ±half` for a narrow terminal, or without an interval `interval_text`."""
+    """Returns `mean ±half` for a narrow terminal, or `interval_text` if there is no interval."""
     if np.isnan(low):
         return interval_text(mean, low, high, points)
     half = f" \u00b1{(high - low) / 2:.3f}".replace("\u00b10.", "\u00b1.")
@@ -471,5 +462,5 @@ def interval_cell(row: Mapping, name: str) -> str:
 def interval_texts(
     frame: pd.DataFrame, name: str, write: Callable[..., str] = interval_text
 ) -> list[str]:
-    """Writes a column with its intervals. `write` is `interval_text` or `short_text`."""
+    """Formats a column with its intervals. `write` is `interval_text` or `short_text`."""
     return list(map(write, *(frame[name + end] for end in ENDS), points_of(frame, name)))

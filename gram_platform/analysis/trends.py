@@ -1,7 +1,6 @@
 """Fits power laws in the parameter count, and predicts the largest size from smaller ones [ours].
 
-Source of the laws: the paper's appendix "Learning Rate and Batch Size Scaling", log-log least
-squares of the optima on the parameter count.
+Source of the laws: the paper's appendix "Learning Rate and Batch Size Scaling".
 """
 
 import math
@@ -39,9 +38,9 @@ class PowerLaw:
 
 
 def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
-    """Fits log value on log size [n] by least squares.
+    """Fits log value to log size by least squares.
 
-    Raises ValueError unless all are finite and positive and at least two sizes differ.
+    Raises ValueError unless all inputs are finite and positive and at least two sizes differ.
     """
     n, v = positive("sizes", sizes), positive("values", values)
     if len(n) != len(v):
@@ -67,16 +66,16 @@ def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
 
 
 def fall_weights(places: Sequence[float]) -> np.ndarray:
-    """Returns weights [n] such that weights @ values is the fall of values at `places` [n], n > 1.
+    """Returns weights such that weights @ values is how far the least-squares line falls.
 
-    The fall is from the first place to the last along the least-squares line.
+    The line is fitted to values at `places` [n], n > 1, and falls from the first place to the last.
     """
     x = np.asarray(places, float) - np.mean(places)
     return x * (x[0] - x[-1]) / (x @ x)
 
 
 class Trend(NamedTuple):
-    """The prediction of the largest size by a law that was fitted to smaller sizes."""
+    """A prediction for the largest size from a law fitted to the smaller sizes."""
 
     parameters: float
     num_fitted: int
@@ -89,10 +88,10 @@ class Trend(NamedTuple):
 
 
 def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> Trend:
-    """Fits `values` [n] of all `parameters` [n] except the largest, and predicts the largest.
+    """Fits a law to all sizes but the largest, and predicts the value of the largest.
 
-    All values are positive, and no two parameters are equal. The interval (t, n - 3 degrees of
-    freedom) is too narrow if the largest size has fewer seeds than the others.
+    All `values` [n] are positive, and all `parameters` [n] distinct. The interval (t, n - 3 degrees
+    of freedom) is too narrow if the largest size has fewer seeds than the others.
     """
     pairs = sorted(zip(parameters, values, strict=True))
     (*fitted, largest), (*known, measured) = zip(*pairs, strict=True)
@@ -108,12 +107,12 @@ def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> T
 
 
 def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.DataFrame:
-    """Returns TREND_COLUMNS, a row per class and method, from the rows of one profile.
+    """Returns TREND_COLUMNS, one row per class and method.
 
-    `parameters` are the sizes' counts. `size` is the largest size, to which the law was not fitted.
-    `verdict` says whether the 90% prediction interval, `low` to `high`, contains the `measured`
-    compute ratio. A method has no row with fewer than FEWEST_SIZES smaller sizes, two sizes of
-    equal count, or a ratio <= 0.
+    `table` has the rows of one profile, and `parameters` the sizes' parameter counts. `size` is the
+    largest size, which the fit leaves out. `verdict` shows whether the 90% prediction interval,
+    `low` to `high`, contains the `measured` compute ratio. A method has no row if it has fewer than
+    FEWEST_SIZES smaller sizes, two sizes with the same count, or a ratio <= 0.
     """
     rows = []
     for name in TREND_CLASSES:

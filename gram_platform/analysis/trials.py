@@ -1,9 +1,9 @@
 """Summarises the trials of one search: which are finished, and which is the best.
 
-A frame of trials has a row per trial. Its columns are `search`, `trial` (a unique number), `state`,
-each parameter and metric, `runs` (run ids joined by blanks), `elapsed_s` and `started`. A lower
-metric is better. Only complete trials with finite metrics count, since a diverged trial's penalty
-is no measurement.
+A frame of trials has one row per trial. Its columns are `search`, `trial` (a unique number),
+`state`, each parameter and metric, `runs` (run ids separated by spaces), `elapsed_s` and `started`.
+Only complete trials with finite metrics are used, since a diverged trial's penalty is no
+measurement.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ ELAPSED, STARTED, URL = "elapsed_s", "started", "url"
 
 
 def select_finished(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Returns the complete trials with a finite metric, sorted by number."""
+    """Returns the complete trials with a finite metric, sorted by trial number."""
     known = (trials[STATE] == State.COMPLETE) & np.isfinite(trials[metric].to_numpy(float))
     return trials[known].sort_values(TRIAL, kind="stable")
 
@@ -31,11 +31,11 @@ def best_trial(trials: pd.DataFrame, metric: str) -> pd.Series | None:
 
 
 def rank_trials(trials: pd.DataFrame, columns: TrialColumns) -> pd.DataFrame:
-    """Adds `mean` and `rank`.
+    """Adds the columns `mean` and `rank`.
 
-    `mean` is the mean of the first objective over the seeds of a trial's point. `rank` orders the
-    points of a group, and the best has rank 1. Both are NaN unless all trials at the point are
-    complete and finite.
+    A point is a combination of parameters within a group. `mean` is the mean of the first objective
+    over the point's seeds. `rank` orders the points of a group, from 1 for the best. Both are NaN
+    unless all trials of the point are complete and finite.
     """
     name, at = columns.objectives[0], [*columns.groups, *columns.parameters]
     values = trials[name].astype(float)
@@ -58,7 +58,7 @@ def best_lines(trials: pd.DataFrame, columns: TrialColumns) -> list[str]:
 
 
 def values_text(row: Mapping, names: Iterable[str]) -> str:
-    """Writes names and values as `lr 0.008, batch 4`. Fractions have three digits."""
+    """Formats names and values as `lr 0.008, batch 4`. Floats have three significant digits."""
     values = {name: row[name] for name in names}
     return ", ".join(
         f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
@@ -67,7 +67,7 @@ def values_text(row: Mapping, names: Iterable[str]) -> str:
 
 
 def link_trials(trials: pd.DataFrame, urls: Mapping[str, str]) -> pd.DataFrame:
-    """Adds `url`: the first page in `urls` {run id: page} for a trial's runs, or ""."""
+    """Adds the column `url`: the first page in `urls` {run id: page} of a trial's runs, or ""."""
     pages = [
         next((urls[run] for run in str(runs).split() if urls.get(run)), "")
         for runs in trials[RUNS].fillna("")

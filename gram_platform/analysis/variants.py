@@ -1,4 +1,4 @@
-"""Analyses studies with variants, numbers of active modules, and shares of the gradient."""
+"""Analyses variants of a study, numbers of active modules, and the modules' gradient shares."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -46,11 +46,11 @@ def analyse_variants(
     own_baseline: bool = False,
     intervals: str = JACKKNIFE,
 ) -> Analysis:
-    """Joins the tables of all variants in order, with a column `variant`.
+    """Concatenates the tables of all variants, with a column `variant`.
 
     `unit` is the variant whose baselines are the reference of all variants. By default each variant
-    is compared with its own. Notes name their variants, unless all variants have the note. Other
-    arguments and errors are as in `tables.analyse`.
+    is compared with its own. A note lists the variants that it concerns, unless it concerns all.
+    Other arguments and errors are as in `tables.analyse`.
     """
     evaluations = losses.evaluations
     reference = _of(evaluations[evaluations["method"] == BASELINE], unit) if unit else None
@@ -80,13 +80,13 @@ def _join(analyses: dict[str, Analysis], table: str) -> pd.DataFrame:
 
 
 def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Returns a row per method, size, number of active modules and seed.
+    """Returns one row per method, size, number of active modules and seed.
 
-    The columns are MODULES_CELL, `seed`, COMPOSED, `num_profiles`, and the pseudo-values of
-    COMPOSED, which equal the values if the curve is fixed. `per_seed` comes from
+    The columns are MODULES_CELL, `seed`, COMPOSED (means over profiles), `num_profiles`, and the
+    pseudo-values of COMPOSED, which equal the values if the curve is fixed. `per_seed` comes from
     `tables.per_seed_frame`. `declared` has the study's views, by default those of `per_seed`. At
-    each number of modules, methods are compared on the profiles that all methods have. A seed
-    without one of these profiles has no row.
+    each number of modules, the means use only profiles that all methods have. A seed that lacks one
+    of them has no row.
     """
     shared: dict[tuple[str, int], frozenset[str]] = {}
     views = _views(per_seed if declared is None else declared)
@@ -114,8 +114,8 @@ def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
     """Returns DROP_COLUMNS: how far each class drops from one module to all, by method and size.
 
     Within a seed, `drop` is `one` minus `all`, and `less_than_gram` is GRAM's drop minus the
-    method's, NaN for GRAM. Each is a mean over the seeds with both values, with a 90% t-interval.
-    Methods without such a seed have no row.
+    method's, NaN for GRAM. All are means with 90% t-intervals over the seeds that have both `one`
+    and `all`. Methods without such a seed have no row.
     """
     views = _views(per_seed)
     counts = views[views["profile"] == ALL].groupby("size")[MODULES].max()
@@ -160,11 +160,12 @@ def _ends(
 def module_shares(
     runs: pd.DataFrame, records_of: Callable[[str], Iterable[Mapping]]
 ) -> pd.DataFrame:
-    """Returns SHARE_COLUMNS, a row per run, step, domain and module, and a column `variant` if any.
+    """Returns SHARE_COLUMNS, and `variant` if any, with one row per run, step, domain and module.
 
-    `runs` has a row per run, with `id` and its names. `share` is the module's part, in [0, 1], of
-    the modules' squared gradients on a batch of the domain. `records_of` returns a run's stored
-    records, since MLflow has no probes. A domain without any gradient has no row.
+    `runs` has one row per run, with `id`, method, size and seed. `share`, in [0, 1], is the
+    module's fraction of all modules' squared gradient norms on batches of the domain. `records_of`
+    returns a run's stored records, since MLflow has no probes. Domains without gradients have no
+    rows.
     """
     names = [name for name in (VARIANT, *RUN) if name in runs]
     rows = []
@@ -176,7 +177,7 @@ def module_shares(
 
 
 def compute_shares(metrics: Mapping[str, float]) -> dict[tuple[str, str], float]:
-    """Returns {(domain, module): share} from one record's metrics, with core's batches first."""
+    """Returns {(domain, module): share} from the metrics of one record, with core first."""
     squares: dict[str, dict[str, float]] = {}
     for name, norm in metrics.items():
         if name.startswith(PROBE):
@@ -195,8 +196,8 @@ def share_curves(shares: pd.DataFrame) -> pd.DataFrame:
 def final_shares(shares: pd.DataFrame) -> pd.DataFrame:
     """Averages the shares at the last probe over seeds.
 
-    `is_own` marks the share of a domain's own module. Rows with domain and module `mean` average
-    this share over the auxiliary domains within a seed.
+    `is_own` marks the share of a domain's own module. Rows whose domain and module are `mean`
+    average these shares over the auxiliary domains within a seed.
     """
     cell = _cell(shares)
     last = shares[shares["step"] == shares.groupby("run_id")["step"].transform("max")]

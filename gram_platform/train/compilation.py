@@ -1,4 +1,4 @@
-"""Compiles a run's blocks and loss with torch.compile, and runs without it if that fails."""
+"""Compiles a run's blocks and loss with torch.compile, and runs uncompiled if that fails."""
 
 import functools
 from collections.abc import Callable
@@ -12,24 +12,24 @@ from gram_platform.model.kernels import repeats_keys, require_first_order
 from gram_platform.model.transformer import Mlp, Transformer
 from gram_platform.train.objectives import rows_at_once
 
-# A function has a graph for each number of sequences of a pass, and of sequences that train it.
+# A function gets one graph per (sequences of a pass, sequences that train it).
 MAX_GRAPHS = 32
 Result = TypeVar("Result")
 
 
 class Compilation:
-    """Compiles functions until compiling fails. Then all run uncompiled, with one warning.
+    """Compiles functions until one fails to compile. Then warns once and runs all uncompiled.
 
-    A function must be pure, because it is called again after a failure. This call raises the
-    function's own errors. Functions that ran compiled earlier in the pass are recomputed compiled,
-    because both runs must save the same tensors. Each rank decides for itself, since compiled
-    functions do not communicate.
+    Functions must be pure: after a failure, a function is called again uncompiled, which raises its
+    own errors. If a function has run compiled in a forward pass, its recomputation in the backward
+    pass is compiled too, because both must save the same tensors. Each rank falls back by itself,
+    since compiled functions do not communicate.
     """
 
     def __init__(self, backend: str | Callable = "inductor"):
-        """Limits the graphs of one function. Beyond the limit, torch runs the function uncompiled.
+        """Limits the graphs per function. Beyond the limit, torch runs the function uncompiled.
 
-        torch has one limit and one cache for the process, so the graphs of earlier runs are
+        The limit and the cache are global to the process, so the graphs of earlier runs are
         dropped.
         """
         torch.compiler.reset()
@@ -45,7 +45,7 @@ class Compilation:
         self.used: set[Callable] = set()
 
     def graphs_of(self, function: Callable[..., Result]) -> Callable[..., Result]:
-        """Returns a function that compiles `function` at the first call with each shape."""
+        """Returns a version of `function` that is compiled at the first call with each shape."""
 
         @functools.cache
         def graphs() -> Callable[..., Result]:
@@ -55,13 +55,13 @@ class Compilation:
         return lambda *inputs: graphs()(*inputs)
 
     def compile(self, function: Callable[..., Result]) -> Callable[..., Result]:
-        """Returns a function that runs compiled, or after a failure uncompiled."""
+        """Returns a version of `function` that runs compiled, or uncompiled after a failure."""
         return functools.partial(self.attempt, self.graphs_of(function), function)
 
     def attempt(
         self, compiled: Callable[..., Result], plain: Callable[..., Result], *inputs
     ) -> Result:
-        """Calls `compiled`, or `plain` after a failure. Out-of-memory errors are raised."""
+        """Calls `compiled`, or `plain` after a failure. Raises out-of-memory errors."""
         if self.has_failed and compiled not in self.used:
             return plain(*inputs)
         try:
@@ -86,10 +86,10 @@ class Compilation:
 def compile_blocks(model: Transformer, compilation: Compilation) -> None:
     """Compiles every block's trunk and auxiliary MLPs in place, before or after sharding.
 
-    The hooks of FSDP2 stay outside the graphs.
+    FSDP2's hooks stay outside the graphs.
     """
     torch.compiler.assume_constant_result(repeats_keys)
-    # The last pass is not recomputed any more.
+    # The previous pass is no longer recomputed.
     model.register_forward_pre_hook(lambda *_: compilation.used.clear())
     for block in model.blocks:
         block.trunk = compilation.compile(block.trunk)
@@ -99,7 +99,7 @@ def compile_blocks(model: Transformer, compilation: Compilation) -> None:
 
 
 def num_graphs() -> int:
-    """Returns how many graphs were compiled since the last `Compilation` began."""
+    """Returns the number of graphs compiled since the latest `Compilation` was created."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
@@ -110,13 +110,12 @@ TargetLogits = tuple[Tensor, Tensor, Tensor | None]
 def fuse_cross_entropy(
     compilation: Compilation,
 ) -> Callable[[TargetLogits, int, Callable], Tensor]:
-    """Returns a function that computes `objectives.cross_entropies`, up to rounding.
+    """Returns a compiled function that equals `objectives.cross_entropies` up to rounding.
 
-    The function takes a pass's logits, a number of losses and `plain`. It returns the losses, or
-    `plain()` if compiling fails. Two compiled functions, for losses and for the gradient, convert
-    and scale logits while they read them. On a GPU, they move at most 8 bytes for each logit of 2
-    bytes, for three reads of the logit and one write of its gradient. Separate operations move 32
-    bytes.
+    It takes a pass's logits, the number of losses and `plain`. It returns the losses, or `plain()`
+    if compiling fails. Two compiled functions, one for the losses and one for the gradient, convert
+    and scale the logits while reading them. On a GPU, this moves at most 8 bytes per 2-byte logit:
+    three reads and one write of the gradient. Separate operations move 32 bytes.
 
     Shapes: B sequences, T tokens, V vocabulary, N = B x T, M micro-batches of a pass.
     """
@@ -162,10 +161,10 @@ class _CrossEntropies(torch.autograd.Function):
 
 
 def token_losses(logits_NV: Tensor, targets_N1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns each token's cross entropy in nats, and the statistics that the gradient needs.
+    """Returns each token's cross entropy in nats, and two statistics that the gradient needs.
 
-    The statistics are the largest logit, and the log-sum-exp of the logits minus the largest. All
-    are float32 [N, 1].
+    These are the largest logit, and the log-sum-exp of the logits after subtracting it. All are
+    float32 [N, 1].
     """
     float_NV = logits_NV.float()
     largest_N1 = float_NV.amax(dim=-1, keepdim=True)
@@ -180,7 +179,7 @@ def logits_gradient(
     logsum_N1: Tensor,
     scales_N1: Tensor,
 ) -> Tensor:
-    """Returns (p - 1[target]) x scale in the logits' dtype, from the results of `token_losses`."""
+    """Returns (p - 1[target]) x scale in the logits' dtype, using the results of `token_losses`."""
     p_NV = (logits_NV.float() - largest_N1 - logsum_N1).exp()
     is_target_NV = torch.arange(logits_NV.shape[1], device=logits_NV.device) == targets_N1
     return ((p_NV - is_target_NV.float()) * scales_N1).to(logits_NV.dtype)

@@ -1,4 +1,4 @@
-"""Reads the sequences of a schedule, and copies tensors to a GPU and back, also in threads."""
+"""Reads a schedule's sequences, and copies tensors to and from a GPU, also in threads."""
 
 import functools
 import threading
@@ -16,7 +16,7 @@ from gram_platform.corpora.packed import TokenRows
 
 # Token sequences by domain: [num_sequences, seq_len + 1].
 Arrays = Mapping[str, TokenRows]
-# Draws of a domain whose rows are computed together, since single permutations cost too much.
+# A domain's rows are computed for this many draws at once, since single permutations are slow.
 DRAWS_AT_ONCE = 4096
 
 
@@ -28,18 +28,15 @@ class Separator:
     end: int
 
     def places(self, sequences: np.ndarray) -> np.ndarray:
-        """Returns a mask of the positions where a separator begins.
-
-        The mask is bool [num_sequences, seq_len + 2 - len(tokens)].
-        """
+        """Returns where a separator begins, bool [num_sequences, seq_len + 2 - len(tokens)]."""
         windows = np.lib.stride_tricks.sliding_window_view(sequences, len(self.tokens), axis=1)
         return (windows == np.array(self.tokens)).all(-1)
 
     def of_responses(self, sequences: np.ndarray) -> np.ndarray:
-        """Returns a mask of the targets in responses and their ends, bool [num_sequences, seq_len].
+        """Returns a mask of targets in responses, with end tokens, bool [num_sequences, seq_len].
 
-        A sequence begins inside a response if the end of a document comes before any separator.
-        Otherwise it begins in a prompt.
+        A sequence begins inside a response if a document ends before the first separator. Otherwise
+        it begins in a prompt.
         """
         # 1 if a response begins after the token, -1 if a prompt does.
         begins = np.zeros(sequences.shape, dtype=np.int8)
@@ -55,8 +52,8 @@ class Separator:
 class ScheduleReader:
     """Reads the micro-batches of a run's schedule.
 
-    `arrays` has [num_sequences, seq_len + 1] for every domain. With `permuted` they are in the
-    order of the domain's permutation. `separator` is for an objective that counts only responses.
+    `arrays` has [num_sequences, seq_len + 1] tokens of every domain, in the order of the domain's
+    permutation if `permuted`. An objective that counts only responses needs a `separator`.
     """
 
     def __init__(
@@ -87,10 +84,10 @@ class ScheduleReader:
     def weights(
         self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1
     ) -> tuple[Tensor, ...]:
-        """Returns the weights of a rank's share, float32 [micro_batch / num_ranks, seq_len].
+        """Returns (weights,) of a rank's share, float32 [micro_batch / num_ranks, seq_len].
 
-        Prompts have weight 0 and all responses the same weight. The mean over all ranks is 1.
-        Returns () if all weights are 1.
+        Prompt tokens have weight 0. All response tokens have the same weight, such that the mean
+        over all ranks is 1. Returns () if there is no separator.
         """
         if self.separator is None:
             return ()
@@ -106,7 +103,7 @@ class ScheduleReader:
         return sequences
 
     def rows(self, micro_batch: MicroBatch) -> np.ndarray:
-        """Returns (index of a domain in `arrays`, row) of each sequence, int64 [micro_batch, 2]."""
+        """Returns (domain's index in `arrays`, row) for each sequence, int64 [micro_batch, 2]."""
         domain, size = micro_batch.domain, self.config.micro_batch
         first, rows = self._chunks.get(domain, (0, np.empty((0, 2), dtype=np.int64)))
         if not first <= micro_batch.cursor <= first + len(rows) - size:
@@ -158,9 +155,9 @@ def on_device(tokens: Tensor, device: torch.device | str) -> Tensor:
 
 
 def gpu_of_this_thread() -> Callable[[], None]:
-    """Returns a function that makes a new thread use the calling thread's GPU, if it has one.
+    """Returns a function that makes a new thread use the calling thread's GPU, if any.
 
-    A thread begins with GPU 0, where each rank of a machine would create a context of .5 GiB.
+    Otherwise threads start on GPU 0, where each rank of a machine would create a 0.5 GiB context.
     """
     if not torch.cuda.is_initialized():
         return lambda: None
@@ -176,10 +173,10 @@ def start_thread(name: str, target: Callable, *inputs: object) -> threading.Thre
 
 
 class Staging:
-    """Copies tensors from a GPU on a side stream into pinned memory, which is reused.
+    """Copies GPU tensors on a side stream into pinned memory, which is reused.
 
-    Tensors that are not on a GPU are copied synchronously. The copies are complete after `wait`,
-    which any thread may call, and are valid until the next `copy`.
+    Other tensors are copied synchronously. The copies are complete after `wait`, which any thread
+    can call, and are valid until the next `copy`.
     """
 
     def __init__(self) -> None:
@@ -188,7 +185,7 @@ class Staging:
         self._copied: torch.cuda.Event | None = None
 
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Starts copying. Call `before_change` before the tensors change."""
+        """Starts copying to the CPU. Call `before_change` before changing the tensors."""
         on_gpu = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cuda"}
         others = tensors.keys() - on_gpu.keys()
         copies = {name: tensors[name].to("cpu", copy=True) for name in others}
@@ -209,6 +206,6 @@ class Staging:
             self._copied.synchronize()
 
     def before_change(self) -> None:
-        """Makes later work of the GPU wait for the copies. The process itself does not wait."""
+        """Makes later GPU work wait for the copies, without blocking this process."""
         if self._copied is not None:
             torch.cuda.current_stream().wait_event(self._copied)

@@ -1,4 +1,4 @@
-"""Evaluates weights on packed sequences: losses of domains and of tokens, continuations."""
+"""Evaluates models on packed sequences: losses by domain and by token, and continuations."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,9 +41,9 @@ def domain_losses(
     """Returns each domain's mean cross entropy per token, in nats, over its first rows.
 
     `active(domain)` returns the module weights for a domain's batches. All ranks must call this.
-    Each rank measures every `num_ranks`th batch, and all ranks get all losses. The losses are the
-    same bits on any number of ranks, because a batch is never split. A rank without a batch repeats
-    the last batch, because all ranks must make equally many passes.
+    Each measures every `num_ranks`th batch, and all get all losses. Batches are never split, so the
+    losses are bitwise equal on any number of ranks. A rank without a batch repeats the last one, so
+    that all ranks make the same number of passes.
     """
     batches = _batches(learner.config.model, arrays, domains, num_sequences, learner.device)
     losses = [torch.zeros((), device=learner.device)] * len(batches)
@@ -61,7 +61,7 @@ def domain_losses(
 def validation_losses(learner: Learner, arrays: Arrays) -> dict[str, float]:
     """Returns the `domain_losses` of an evaluation point, with all modules active.
 
-    Weights are gathered once. All ranks must call this.
+    Gathers weights only once. All ranks must call this.
     """
     points = learner.config.eval_points
     active = dict.fromkeys(learner.config.model.module_domains, 1.0)
@@ -75,9 +75,9 @@ def validation_losses(learner: Learner, arrays: Arrays) -> dict[str, float]:
 def progress_losses(learner: Learner, arrays: Arrays, num_sequences: int) -> dict[str, float]:
     """Returns `validation_losses` on each domain's first `num_sequences` rows, in small passes.
 
-    This needs no more memory than training. A pass has at most as many rows as a training pass,
-    possibly of several domains. A sharded model gathers its weights as in training. All ranks must
-    call this.
+    Needs no more memory than training: a pass has at most as many rows as a training pass, possibly
+    of several domains, and a sharded model gathers its weights as in training. All ranks must call
+    this.
     """
     config, active = learner.config, dict.fromkeys(learner.config.model.module_domains, 1.0)
     rows = np.concatenate([arrays[domain][:num_sequences] for domain in config.eval_points.domains])
@@ -104,7 +104,10 @@ def profile_losses(
     num_sequences: int,
     profiles: Sequence[Active],
 ) -> list[dict[str, float]]:
-    """Returns every profile's `domain_losses`, bit for bit, with one pass of the first trunk."""
+    """Returns every profile's `domain_losses`, bitwise equal to separate calls.
+
+    Profiles share the first trunk's output on a batch, unless they change it by LoRAs or heads.
+    """
     batches = _batches(model.config, arrays, domains, num_sequences, model.device)
     losses: list[list[Tensor]] = [[] for _ in profiles]
     first, uncached = model.blocks[0], model.blocks[0].trunk
@@ -141,7 +144,7 @@ def token_losses(
 ) -> dict[str, Tensor]:
     """Returns each domain's cross entropies in nats: float32 [num_sequences, seq_len] on the CPU.
 
-    Column t is the loss of token t + 1. Arguments as in `domain_losses`.
+    Column t is the loss of token t + 1. Other arguments are as in `domain_losses`.
     """
     losses: dict[str, list[Tensor]] = {domain: [] for domain in domains}
     for domain, rows in _batches(model.config, arrays, domains, num_sequences, model.device):
@@ -162,7 +165,7 @@ def _batches(
     num_sequences: int,
     device: torch.device | str,
 ) -> Batches:
-    """Lists the domains' first rows in batches. Raises ValueError if a domain has too few rows."""
+    """Batches each domain's first rows. Raises ValueError if a domain has too few rows."""
     require_sequences(arrays, domains, num_sequences)
     batch = evaluation_batch(config, device)
     starts = range(0, num_sequences, batch)
@@ -172,7 +175,7 @@ def _batches(
 
 def _means(batches: Batches, losses: Sequence[float]) -> dict[str, float]:
     totals = {domain: (0.0, 0) for domain, _ in batches}
-    # `sum` rounds differently in Python 3.12.
+    # Not `sum`, which rounds differently in Python 3.12.
     for (domain, rows), loss in zip(batches, losses, strict=True):
         total, num_sequences = totals[domain]
         totals[domain] = total + loss * len(rows), num_sequences + len(rows)
@@ -180,7 +183,7 @@ def _means(batches: Batches, losses: Sequence[float]) -> dict[str, float]:
 
 
 def uniforms(num_tokens: int, *names: object) -> Tensor:
-    """Draws float64 numbers [num_tokens] in [0, 1) on the CPU, which depend only on the names."""
+    """Draws float64 numbers [num_tokens] in [0, 1) on the CPU, seeded by the names alone."""
     return torch.rand(num_tokens, generator=seed_generator(*names), dtype=torch.float64)
 
 
@@ -194,8 +197,8 @@ def sample_continuations(
 ) -> tuple[Tensor, Tensor]:
     """Returns sampled continuations (int64 tokens_BC, float64 surprisals_BC) on the CPU.
 
-    Each of `uniforms_BC` draws a token. The surprisal is -log of the token's probability, in nats.
-    Raises ValueError unless prompt and continuation fit into the model's context.
+    Each number of `uniforms_BC` selects a token. The surprisal is -log of the token's probability,
+    in nats. Raises ValueError unless prompt and continuation fit into the model's context.
     """
     num_prompt, num_tokens = prompts_BP.shape[1], uniforms_BC.shape[1]
     # The model never reads the last token.
@@ -215,7 +218,7 @@ def sample_continuations(
 
 
 def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Returns (tokens_B, surprisals_B), drawn from softmax(logits / temperature) in float64."""
+    """Draws from softmax(logits / temperature) in float64. Returns (tokens_B, surprisals_B)."""
     log_p_BV = torch.log_softmax(logits_BV.cpu().double() / temperature, dim=-1)
     reached_BV = log_p_BV.exp().cumsum(dim=-1)
     # The last sum is 1 up to rounding.
@@ -226,10 +229,7 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float = 1.0) -> tup
 
 
 class CachedAttention(nn.Module):
-    """Attends over the tokens of all calls so far. Every call after the first has one token.
-
-    Shapes as in `transformer.py`.
-    """
+    """Attention over the tokens of all calls. Every call after the first has one token."""
 
     def __init__(self, attention: Attention):
         super().__init__()
@@ -240,9 +240,9 @@ class CachedAttention(nn.Module):
     def forward(
         self, x_BTD: Tensor, _: None, rotary: Rotary, mask_BTT: Tensor | None = None
     ) -> Tensor:
-        """Attends from x_BTD to all tokens so far.
+        """Attends from x_BTD to itself and the tokens of earlier calls.
 
-        Only the first call uses a mask. With a mask, a second call needs rows of one document each.
+        Only the first call applies the mask, so later calls require that each row is one document.
         """
         first = 0 if self.cache is None else self.cache[0].shape[2]
         q_BHTh, *new = self.attention.heads(x_BTD, rotary, first)
@@ -256,7 +256,7 @@ class CachedAttention(nn.Module):
 
 @contextlib.contextmanager
 def kv_cache(model: Transformer) -> Iterator[None]:
-    """Context manager that caches keys and values, so that each call continues the last call."""
+    """Context manager that caches keys and values, so that each call continues the previous one."""
     uncached = {name: m for name, m in model.named_modules() if isinstance(m, Attention)}
     for name, attention in uncached.items():
         model.set_submodule(name, CachedAttention(attention))

@@ -1,9 +1,9 @@
 """Holds what a run trains: the model, float32 master weights by set, optimizers and gradients.
 
-This learner has one process, and `sharding.py` has the learner of several ranks. In float32 the
-model is its own master. In bfloat16 the model has a copy of every weight, and each pass's gradient
-is added to the master in float32, as in FSDP2's mixed precision. Sets that a route does not train
-get no gradient, so AdamW skips them.
+This learner runs in one process, and the multi-rank learner is in `sharding.py`. In float32 the
+model holds the master weights. In bfloat16 it holds a copy of every weight, and the gradient of
+each pass is added to the master in float32, as in FSDP2's mixed precision. Sets that a route does
+not train get no gradient, so AdamW skips them.
 """
 
 import contextlib
@@ -70,11 +70,11 @@ class Learner:
         """Builds the model from `start` (weights by name) and the seed, as `starting_weights` does.
 
         With `activation_checkpointing`, blocks keep only their inputs and recompute the rest in the
-        backward pass, for less memory, more time and the same bits. `compiled` compiles blocks and
-        loss until compiling fails. To save memory, `num_passes` splits this process's sequences of
-        a micro-batch into passes. For fewer and larger products, up to `num_merged` micro-batches
-        share a pass, but only 1 for misdirection. One of the two is 1. Neither changes the gradient
-        except for rounding.
+        backward pass, which saves memory, costs time and leaves results bitwise equal. `compiled`
+        compiles blocks and loss until compiling fails. `num_passes` splits this process's share of
+        a micro-batch into passes, to save memory. `num_merged` is the most micro-batches that share
+        a pass, for fewer and larger products, and must be 1 for misdirection. One of the two must
+        be 1. Both change the gradient only by rounding.
         """
         assert 1 in (num_passes, num_merged)
         self.config, self.num_passes, self.num_merged = config, num_passes, num_merged
@@ -128,22 +128,19 @@ class Learner:
         return Misdirection(self.config, self.model, frozen.model, frozen.forward)
 
     def _freeze(self, start: Mapping[str, Tensor | RowsOnDisk], model: ModelConfig) -> "Learner":
-        """Makes a learner that never steps, with the start's weights in the layers of `model`."""
+        """Makes a learner that never steps, with the layers of `model` and weights from `start`."""
         config = replace(self.config, model=model, objective=Objective())
         return type(self)(config, self.device, start)
 
     @torch.no_grad()
     def teach(self, tokens_BT: Tensor, number: int) -> Sequence[Tensor | None]:
-        """Returns the teacher's logits for each of a pass's `number` micro-batches.
-
-        The logits are None if there is no teacher.
-        """
+        """Returns teacher logits for each of `number` micro-batches, or None without a teacher."""
         if self.teacher is None:
             return [None] * number
         return self.teacher.forward(tokens_BT, NO_MODULES).chunk(number)
 
     def passes(self, *of_sequences: Tensor) -> Iterator[tuple]:
-        """Divides the rows of a micro-batch into `num_passes` parts. Yields (is_last, *tensors)."""
+        """Splits the rows of a micro-batch into `num_passes` parts. Yields (is_last, *tensors)."""
         divided = (rows.view(self.num_passes, -1, rows.shape[1]) for rows in of_sequences)
         parts = zip(*divided, strict=True)
         for number, part in enumerate(parts, start=1):
@@ -164,7 +161,7 @@ class Learner:
         return self.fused_loss(logits, number, plain) if self.fused_loss else plain()
 
     def train_only(self, trained: frozenset[str]) -> None:
-        """Sets requires_grad so that the next backward pass reaches exactly these sets."""
+        """Sets requires_grad so that the next backward pass reaches only the sets `trained`."""
         if trained == self._trained:
             return
         for name, parameter in self.model.named_parameters():
@@ -183,22 +180,22 @@ class Learner:
             add_gradients(pairs)
 
     def evaluating(self) -> contextlib.AbstractContextManager:
-        """Returns a context manager for forward passes. Ranks gather weights once in it."""
+        """Returns a context manager for forward passes in which ranks gather weights only once."""
         return contextlib.nullcontext()
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """Adds the values of all ranks. In one process it returns `values`."""
+        """Returns the sum of `values` over ranks, or `values` in one process."""
         return values
 
     def mean_over_ranks(self, values: Tensor) -> Tensor:
-        """Averages ranks' means over equally many sequences. In one process it returns `values`."""
+        """Returns the mean of `values` over ranks, which have equally many sequences."""
         return values
 
     def clip(self) -> float:
         return clip_gradients(self.master_sets, self.config.optimizer)
 
     def step(self, rate: float) -> None:
-        """Steps the sets that have gradients, clears these gradients, and updates the model."""
+        """Steps the sets that have gradients, clears their gradients, and updates the model."""
         trained = [
             name
             for name, named in self.master_sets.items()
@@ -218,11 +215,11 @@ class Learner:
                 torch._foreach_copy_([copy for copy, _ in pairs], [master for _, master in pairs])
 
     def pieces(self) -> dict[str, Piece]:
-        """Copies this process's rows of the whole state to the CPU, without communication.
+        """Copies this process's rows of the training state to the CPU, without communication.
 
-        Weights are `model.<name>`, and AdamW's states
-        `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`, which a set that never stepped lacks.
-        `staging` tells when copies from a GPU are complete.
+        Weights are named `model.<name>`, and AdamW's states
+        `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`. A set that never stepped has no states.
+        Copies from a GPU are complete after `staging.wait`.
         """
         copies = self.staging.copy({name: self._local(value) for name, value in self._tensors()})
         return {name: self._piece(name, value, copies[name]) for name, value in self._tensors()}
@@ -239,15 +236,15 @@ class Learner:
         return pieces
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Returns (first, stop) of this process's rows of a tensor."""
+        """Returns (first, stop) of the rows of a tensor that this process has."""
         return all_rows(name, shape)
 
     def load_state(self, state: Mapping[str, Tensor | Piece]) -> None:
-        """Restores what `pieces` returned, or whole tensors.
+        """Restores the training state from the result of `pieces`, or from whole tensors.
 
-        Optimizer states that `state` lacks are removed. A piece must have at least this process's
-        rows (`rows_of`). Raises ValueError unless the weights' names, shapes and dtypes are the
-        model's.
+        Clears optimizer states that `state` lacks. A piece must have at least the rows of this
+        process (`rows_of`). Raises ValueError unless the names, shapes and dtypes of the weights
+        match the model's.
         """
         stored = {name.removeprefix("model.") for name in state if name.startswith("model.")}
         if difference := sorted(self.masters.keys() ^ stored):
@@ -292,11 +289,11 @@ class Learner:
 def starting_weights(
     config: RunConfig, start: Mapping[str, Tensor | RowsOnDisk], rows_of: Callable
 ) -> Iterator[tuple[str, Piece]]:
-    """Yields (name, float32 piece) of every parameter.
+    """Yields (name, float32 piece) for every parameter.
 
-    A piece has the rows of `rows_of` if `start` has the name, otherwise all rows, drawn from the
-    seed. `start` may lack modules, since a branch adds modules to its base. Raises ValueError for
-    any other difference.
+    If `start` has the name, the piece holds the rows of `rows_of`. Otherwise it holds all rows,
+    drawn from the seed. `start` can be empty or lack modules, since a branch adds modules to its
+    base. Raises ValueError for any other difference.
     """
     left = dict(start)
     for name, shape in parameter_shapes(config.model).items():
@@ -316,9 +313,9 @@ def starting_weights(
 
 
 def add_noise(config: RunConfig, name: str, piece: Piece) -> Piece:
-    """Replaces a share of a weight by noise, as `Objective` describes.
+    """Mixes noise into a weight as described in `Objective`.
 
-    The noise is independent of the initial weights of the same seed.
+    The noise of matrices is independent of the same seed's initial weights.
     """
     objective, first, shape = config.objective, piece.first_row, piece.shape
     if not objective.noise:
@@ -333,12 +330,12 @@ def add_noise(config: RunConfig, name: str, piece: Piece) -> Piece:
 
 
 def probe_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
-    """Returns {module's domain: gradient norm of the module's matrices} on a domain's sequences.
+    """Returns the gradient norm of each module's matrices, by the module's domain.
 
-    `sequences` [num_sequences, seq_len + 1] are the domain's first. All modules are active and get
-    gradients, as in an unlabelled batch, and the core gets none. Biases are left out: MLP outputs
-    are summed, so the gradient of the output bias is the same in every module, and it dominates the
-    norm of narrow modules.
+    `sequences` [num_sequences, seq_len + 1] are the first of the probed domain. All modules are
+    active and get gradients, as in an unlabelled batch, and the core gets none. Biases are left
+    out: MLP outputs are summed, so the output bias has the same gradient in every module, which
+    would dominate the norm of narrow modules.
 
     A norm is the root mean square over `num_probed` micro-batches. Weights, optimizer states and
     gradients do not change. All ranks must call this.

@@ -24,16 +24,16 @@ from gram_platform.train.optimizers import gradient_norms, learning_rate, weight
 
 
 class TrainingDiverged(RuntimeError):
-    """A loss or gradient norm is not finite. The message has step, domain and learning rate."""
+    """Raised if a loss or gradient norm is not finite. Shows step, domain and learning rate."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One optimizer step. `step` counts completed steps from 1."""
+    """The record of one optimizer step. `step` counts completed steps from 1."""
 
     step: int
     learning_rate: float
-    # Before clipping.
+    # The norm before clipping.
     grad_norm: float
     domains: tuple[str, ...]
     # Cross entropy of each micro-batch, in nats per token.
@@ -54,14 +54,14 @@ def training_steps(
 ) -> Iterator[StepRecord]:
     """Trains from `first_step` to the end of the schedule. Yields a record after each step.
 
-    A step trains on one window, whose micro-batches differ in domain and route. A micro-batch runs
-    in `num_passes` passes of the learner, or up to `num_merged` micro-batches share a pass. Up to
-    rounding, the gradient is that of the mean of the micro-batches' losses. Parameter sets that no
+    A step trains on one window of micro-batches, which differ in domain and route. The learner runs
+    a micro-batch in `num_passes` passes, or up to `num_merged` micro-batches in one pass. Up to
+    rounding, the gradient is that of the micro-batches' mean loss. Parameter sets that no
     micro-batch trains have no gradient.
 
-    Every `norms_every` steps (0 is never) and after the last step, records have the norms
-    `gradient/<set>` of the trained sets before clipping, and `weights/<set>` after the step. Raises
-    TrainingDiverged before a non-finite gradient changes a weight.
+    Every `norms_every` steps (0 for never) and after the last step, records have the norms
+    `gradient/<set>` of the trained sets before clipping, and `weights/<set>` after the step. If a
+    loss or gradient norm is not finite, raises TrainingDiverged before weights change.
     """
     config = learner.config
     for step in range(first_step, config.num_steps):
@@ -90,10 +90,10 @@ def training_steps(
 def _accumulate_gradients(
     learner: Learner, window: list[MicroBatch], reader: ScheduleReader
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Runs every micro-batch forward and backward. Returns cross entropies and minimised losses.
+    """Runs all micro-batches forward and backward. Returns cross entropies and minimised losses.
 
-    They are means over ranks, and are read from the device once per window, because a read waits
-    for all queued work.
+    Both are means over ranks, read from the device once per window, because a read waits for all
+    queued work.
     """
     num_losses, ranks = len(window) * learner.num_passes, (learner.rank, learner.num_ranks)
     values, num_done = torch.zeros(2, len(window), device=learner.device), 0
@@ -122,8 +122,9 @@ def _run_pass(
 ) -> Tensor:
     """Runs a pass of `passes_of_window`, or a part of a micro-batch, forward and backward.
 
-    Returns each micro-batch's cross entropy and minimised loss, [2, len(micro_batches)], detached.
-    `num_losses` counts the window's losses, and `is_last` marks its last pass.
+    Returns the micro-batches' detached cross entropies and minimised losses, [2,
+    len(micro_batches)]. `num_losses` is the number of the window's losses, and `is_last` marks the
+    window's last pass.
     """
     number = len(micro_batches)
     trained = frozenset().union(*(micro_batch.route.trained for micro_batch in micro_batches))
@@ -152,10 +153,10 @@ def _run_pass(
 def active_rows(
     micro_batches: Sequence[MicroBatch], num_rows: int, device: torch.device
 ) -> tuple[ActiveModules, int | None]:
-    """Returns the active modules of a pass, and the number of first sequences that train the core.
+    """Returns a pass's active modules, and how many of its first sequences train the core.
 
-    Each micro-batch has `num_rows` sequences. The number is None if all sequences train the core,
-    or none.
+    Each micro-batch has `num_rows` sequences. The second value is None if all or none train the
+    core.
     """
     routes = [micro_batch.route for micro_batch in micro_batches]
     rows = torch.arange(len(routes) * num_rows).view(-1, num_rows)

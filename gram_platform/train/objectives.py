@@ -1,4 +1,4 @@
-"""Computes losses from logits or activations: cross entropy and terms of unlearning."""
+"""Computes losses from logits or activations: cross entropy, unlearning and distillation."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from gram_platform.model.transformer import NO_MODULES, Transformer
 def cross_entropy(
     logits_BTV: Tensor, targets_BT: Tensor, weights_BT: Tensor | None = None
 ) -> Tensor:
-    """Returns the mean over B x T targets of the weighted next-token cross entropy, in nats."""
+    """Returns the weighted next-token cross entropy in nats, averaged over B x T targets."""
     return cross_entropies(logits_BTV, targets_BT, weights_BT, 1).view(())
 
 
@@ -30,9 +30,9 @@ def cross_entropies(
     weights_BT: Tensor | None,
     num_losses: int,
 ) -> Tensor:
-    """Splits the batch into `num_losses` parts. Returns each part's mean, float32 [num_losses].
+    """Returns the mean cross entropy of each of `num_losses` parts of the batch, as float32.
 
-    With weights, all logits exist in float32 at once.
+    With weights, all logits are converted to float32 at once.
     """
     if weights_BT is not None:
         losses_BT = token_cross_entropy(logits_BTV, targets_BT) * weights_BT
@@ -41,7 +41,7 @@ def cross_entropies(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Computes the gradient in the forward pass, so that few logits exist in float32 at once."""
+    """Computes the gradient in the forward pass, so that few logits are in float32 at once."""
 
     @staticmethod
     def forward(ctx, logits_NV: Tensor, targets_N: Tensor, num_losses: int) -> Tensor:
@@ -81,7 +81,7 @@ def _fill(grad_NV: Tensor, logits_NV: Tensor, targets_N1: Tensor, divisor: int) 
 
 
 def _fill_in_place(grad_NV: Tensor, logits_NV: Tensor, targets_N1: Tensor, divisor: int) -> Tensor:
-    """Does the same as `_fill` for a float32 gradient, in its memory and with one exponential."""
+    """Does the same as `_fill` for float32, with one exponential and no memory but `grad_NV`."""
     torch.sub(logits_NV, logits_NV.amax(dim=-1, keepdim=True), out=grad_NV)
     target_logits_N1 = grad_NV.gather(1, targets_N1)
     sums_N1 = grad_NV.exp_().sum(dim=-1, keepdim=True)
@@ -94,7 +94,7 @@ def _subtract_targets(p_NV: Tensor, targets_N1: Tensor, amount: float) -> Tensor
 
 
 def rows_at_once(device: torch.device, vocab_size: int) -> int:
-    """Returns how many tokens' logits are converted to float32 together."""
+    """Returns the number of tokens whose logits are converted to float32 at a time."""
     return max(1, LOGITS_AT_ONCE.get(device.type, LOGITS_AT_ONCE["cuda"]) // vocab_size)
 
 
@@ -116,17 +116,17 @@ def sequence_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 def maxent_kl(logits_BTV: Tensor) -> Tensor:
     """Returns KL(uniform || p) averaged over tokens, in nats (code of Yuan et al. 2024).
 
-    This is mean(-log p) - log V. Logits (2, 1, 0, -1) give 0.553895. The gradient of one token's
-    logits is p - 1/V.
+    This is mean(-log p) - log V. Logits (2, 1, 0, -1) give 0.553895. The gradient with respect to
+    one token's logits is p - 1/V.
     """
     log_p = F.log_softmax(logits_BTV.float(), dim=-1)
     return -log_p.mean() - math.log(log_p.shape[-1])
 
 
 def maxent_entropy(logits_BTV: Tensor) -> Tensor:
-    """Returns KL(p || uniform) averaged over tokens, in nats, which the paper minimises.
+    """Returns KL(p || uniform) averaged over tokens, in nats. The paper minimises this.
 
-    This is log V - H(p), where V counts the vocabulary's padding. Logits (2, 1, 0, -1) give
+    It is log V - H(p), where V includes the vocabulary's padding. Logits (2, 1, 0, -1) give
     0.438757.
     """
     log_p = F.log_softmax(logits_BTV.float(), dim=-1)
@@ -138,7 +138,7 @@ MAXENT = {"maxent_kl": maxent_kl, "maxent_entropy": maxent_entropy}
 
 
 def distillation_kl(logits_BTV: Tensor, taught_BTV: Tensor) -> Tensor:
-    """Returns KL(p of the teacher's logits `taught_BTV` || p) averaged over tokens, in nats."""
+    """Returns KL(teacher || p) averaged over tokens, in nats. `taught_BTV` has teacher logits."""
     log_p, log_taught = (
         F.log_softmax(logits.flatten(0, 1).float(), dim=-1) for logits in (logits_BTV, taught_BTV)
     )
@@ -146,10 +146,7 @@ def distillation_kl(logits_BTV: Tensor, taught_BTV: Tensor) -> Tensor:
 
 
 def activation_distance(x_BTD: Tensor, target: Tensor) -> Tensor:
-    """Returns the mean over tokens and dimensions of (x - target)^2.
-
-    `target` is [D] or [B, T, D].
-    """
+    """Returns mean((x - target)^2) over tokens and dimensions, for target [D] or [B, T, D]."""
     return (x_BTD.float() - target.float()).square().mean()
 
 
@@ -161,13 +158,13 @@ def training_loss(
     activations: tuple[Tensor, Tensor] | None = None,
     taught_BTV: Tensor | None = None,
 ) -> Tensor:
-    """Returns the loss that a micro-batch of `domain` minimises.
+    """Returns the loss to minimise for a micro-batch of `domain`.
 
-    For misdirection, `activations` are x and its target. For distillation, `taught_BTV` are the
-    teacher's logits. Unlearning is F(forget batch) + w R(retain batch). R is the cross entropy, and
-    F the MaxEnt loss or minus the cross entropy. For misdirection, both are the distance of
-    activations from their target. Both terms are doubled, because the loop divides each loss by the
-    number of all micro-batches, and each term is in only half of them.
+    For misdirection, `activations` are (x, target). For distillation, `taught_BTV` are the
+    teacher's logits. Unlearning minimises F(forget batch) + w R(retain batch). R is the cross
+    entropy, and F is the MaxEnt loss or minus the cross entropy. For misdirection, both are the
+    distance of activations from their target. Both terms are doubled, because the loop divides by
+    the number of all micro-batches, and each term is in only half of them.
     """
     if objective.kind == "cross_entropy":
         return cross_entropy_loss
@@ -184,21 +181,18 @@ def training_loss(
 
 
 class Misdirection:
-    """Holds what RMU compares: a layer's output in the trained model, and its target.
+    """Provides what RMU compares: a layer's output in the trained model, and its target.
 
-    On forget domains the target is a fixed random vector of length `steering`. The seed draws its
-    components uniformly from [0, 1) before scaling, as the authors do. On other domains the target
-    is the layer's output at the run's start. The parameters `above` the layer never train. The
-    losses that they compute are only reported, without a graph.
+    On forget domains the target is a fixed random vector of norm `steering`. Before scaling, its
+    components are drawn from the seed, uniformly in [0, 1), as in the authors' code. On other
+    domains the target is the layer's output at the start of the run. The parameters `above` the
+    layer are never trained. Losses computed through them are only reported, without a graph.
     """
 
     def __init__(
         self, config: RunConfig, model: Transformer, frozen: Transformer, run_frozen: Callable
     ):
-        """`frozen` has the first layers of the start.
-
-        `run_frozen(tokens_BT, active)` is its forward pass.
-        """
+        """`frozen` has the first layers of the start. `run_frozen(tokens_BT, active)` runs it."""
         self.objective, self.run_frozen = config.objective, run_frozen
         values_D = uniforms(hash_key(config.seed, MISDIRECTION), np.arange(config.model.d_model))
         direction_D = torch.from_numpy(values_D / np.linalg.norm(values_D)).float()
@@ -216,7 +210,7 @@ class Misdirection:
         return x_BTD.detach()
 
     def activations(self, domain: str, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (x_BTD, its target) of the last forward pass, which had `tokens_BT`."""
+        """Returns (x_BTD, target) for the last forward pass, whose input was `tokens_BT`."""
         x_BTD = self.kept.pop("trained")
         if domain in self.objective.forget:
             return x_BTD, self.target_D

@@ -1,7 +1,7 @@
 """Updates parameter sets: learning rate, AdamW for each set, clipping, and norms by set.
 
-Functions take lists of tensors, for which a GPU needs few kernels. Sharded tensors have only this
-rank's rows.
+Functions take lists of tensors, so that a GPU needs few kernels. Of a sharded tensor, they use only
+this rank's rows.
 """
 
 import math
@@ -20,8 +20,8 @@ Sets = Mapping[str, Mapping[str, nn.Parameter]]
 def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
     """Returns the learning rate of step 0 <= step < num_steps: warm-up, constant, decay.
 
-    It is linear from peak/warmup_steps to peak, constant, then linear to peak/decay_steps at the
-    last step. Fractions are of the run's steps, rounded to whole steps.
+    It rises linearly from peak/warmup_steps to peak, stays constant, and falls linearly to
+    peak/decay_steps at the last step. Fractions are of `num_steps`, rounded to whole steps.
     """
     warmup_steps = round(config.warmup_fraction * num_steps)
     decay_steps = round(config.decay_fraction * num_steps)
@@ -33,14 +33,14 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
 
 
 def set_learning_rate(optimizers: Mapping[str, torch.optim.AdamW], rate: float) -> None:
-    """Sets the rate of every optimizer. Sets that step rarely follow the global step too [ours]."""
+    """Sets the rate of every optimizer, even if its set is rarely trained [ours]."""
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
             group["lr"] = rate
 
 
 def make_optimizers(config: OptimizerConfig, sets: Sets) -> dict[str, torch.optim.AdamW]:
-    """Makes an AdamW for each set. Weight decay applies to vectors only with `decay_vectors`."""
+    """Makes an AdamW for each set. Vectors get weight decay only with `decay_vectors`."""
     return {name: _adamw(config, list(parameters.values())) for name, parameters in sets.items()}
 
 
@@ -55,9 +55,9 @@ def _adamw(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.opt
 
 
 def clip_gradients(sets: Sets, config: OptimizerConfig) -> float:
-    """Scales gradients down to `clip_norm` (0 is never) and returns the norm before [ours].
+    """Clips gradients to `clip_norm` (0 for never) and returns the norm before clipping [ours].
 
-    The norm is over the gradients of all sets. The factor is as in torch's `clip_grad_norm_`.
+    The norm is over all sets. The factor is as in torch's `clip_grad_norm_`.
     """
     gradients = [p.grad for named in sets.values() for p in named.values() if p.grad is not None]
     norm = torch.linalg.vector_norm(_tensor_norms(gradients))
@@ -70,8 +70,8 @@ def clip_gradients(sets: Sets, config: OptimizerConfig) -> float:
 def add_gradients(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
     """Moves the gradient of each copy to its float32 master. `pairs` are (copy, master).
 
-    A GPU adds lists of one dtype with few kernels, so it converts first. A CPU converts while it
-    adds.
+    On a GPU, gradients are converted first, so that few kernels add lists of one dtype. On a CPU,
+    they are converted while they are added.
     """
     pairs = [pair for pair in pairs if pair[0].grad is not None]
     gradients = [copy.grad for copy, _ in pairs]
@@ -90,10 +90,7 @@ def add_gradients(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
 
 
 def gradient_norms(sets: Sets) -> dict[str, float]:
-    """Measures the norm of every set's gradients, except of sets without gradients.
-
-    All ranks must call this.
-    """
+    """Returns the gradient norm of every set that has gradients. All ranks must call this."""
     groups = {}
     for name, named in sets.items():
         if gradients := [p.grad for p in named.values() if p.grad is not None]:
@@ -102,7 +99,7 @@ def gradient_norms(sets: Sets) -> dict[str, float]:
 
 
 def weight_norms(sets: Sets) -> dict[str, float]:
-    """Measures the norm of every set's weights. All ranks must call this."""
+    """Returns the norm of every set's weights. All ranks must call this."""
     return _norms({name: [p.detach() for p in named.values()] for name, named in sets.items()})
 
 
@@ -113,7 +110,7 @@ def _norms(groups: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
 
 
 def _tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns the norm of every tensor. For sharded tensors, sums over the ranks of one copy."""
+    """Returns the norm of every tensor, over all ranks of a copy if sharded."""
     norms = torch.stack(torch._foreach_norm(_locals(tensors)))
     if not _is_sharded(tensors[0]):
         return norms
@@ -129,5 +126,5 @@ def _locals(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _is_sharded(tensor: Tensor) -> bool:
-    """Tells whether a tensor is a DTensor, whose class would take half a second to import."""
+    """Returns True for a DTensor, without importing its class, which takes half a second."""
     return hasattr(tensor, "to_local")

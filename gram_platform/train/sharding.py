@@ -1,11 +1,11 @@
-"""Trains a run on several ranks: FSDP2 with gradient routing.
+"""Trains a run on several ranks with FSDP2 and gradient routing.
 
-The embedding, blocks, and the last norm with the head are sharded separately. So are large
+The embedding, each block, and the last norm with the head are sharded separately. So are large
 auxiliary MLPs (`Sharing.own_groups`), which are not gathered while inactive. Small auxiliary MLPs
-stay in their block's group, for fewer collectives. All ranks have the same routes and split each
-micro-batch's sequences. Gradients are reduced in float32, once a window or in every pass, as
-`config.layout` decides. Comments mark calls whose order matters because another order would give
-wrong gradients without an error.
+stay in their block's group, for fewer collectives. All ranks have the same routes, and each has a
+share of every micro-batch's sequences. Gradients are reduced in float32, per window or per pass
+(`config.layout`). A wrong order of calls can give wrong gradients without an error (see
+`train_only`).
 """
 
 import contextlib
@@ -28,10 +28,10 @@ from gram_platform.train.optimizers import Sets
 
 
 def rank_mesh(device: str, shards: int) -> DeviceMesh:
-    """Makes the mesh of all ranks, or of machines x ranks if each machine has a copy.
+    """Returns the mesh of all ranks, or of machines x ranks if each machine has a copy.
 
-    `shards` ranks share one copy of the weights. Ray Train sets LOCAL_WORLD_SIZE, and numbers the
-    ranks of a machine one after another. Ranks outside whole machines share one copy.
+    Each machine has a copy if all machines have `shards` ranks. Otherwise all ranks share one copy.
+    Ray Train sets LOCAL_WORLD_SIZE and numbers the ranks of a machine consecutively.
     """
     num_ranks = dist.get_world_size()
     of_machine = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
@@ -44,9 +44,9 @@ def rank_mesh(device: str, shards: int) -> DeviceMesh:
 
 
 class ShardedLearner(Learner):
-    """One rank's part of a run. Needs an initialised process group.
+    """Trains one rank's part of a run. Needs an initialised process group.
 
-    Ranks must call methods in the same order.
+    All ranks must call its methods in the same order.
     """
 
     _is_evaluating = False
@@ -72,7 +72,7 @@ class ShardedLearner(Learner):
         return model, parameters_by_set(model)
 
     def _shard(self, model: Transformer) -> None:
-        """Groups the parameters that are gathered and reduced together."""
+        """Shards the model by groups of parameters that are gathered and reduced together."""
         policy = MixedPrecisionPolicy(
             DTYPES[self.config.precision], torch.float32, cast_forward_inputs=False
         )
@@ -85,12 +85,12 @@ class ShardedLearner(Learner):
             fully_shard(group, mesh=self.mesh, mp_policy=policy)
 
     def _set_reshard_after_forward(self, is_wanted: bool) -> None:
-        """Sets whether weights are freed after a forward pass. The head's never are."""
+        """Sets whether weights are freed after a forward pass. Those of the head never are."""
         self.model.set_reshard_after_forward(is_wanted)
         self.model.lm_head.set_reshard_after_forward(False)
 
     def _warm_up(self) -> None:
-        """Runs a pass with all weights trainable. A frozen group would never get a reduce dtype."""
+        """Runs a pass with all weights trainable. Frozen groups would never get a reduce dtype."""
         for parameter in self.model.parameters():
             parameter.requires_grad_(True)
         self._trained = None
@@ -119,7 +119,7 @@ class ShardedLearner(Learner):
             self._reshard()
 
     def train_only(self, trained: frozenset[str]) -> None:
-        """Reshards before a change of the trained sets, because an all-gather fixes requires_grad.
+        """Reshards before the trained sets change, because an all-gather fixes requires_grad.
 
         Weights that stayed gathered would get wrong gradients without an error.
         """
@@ -133,40 +133,40 @@ class ShardedLearner(Learner):
                 module.reshard()
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
-        """Accumulates full gradients on each rank, which the window's last pass reduces.
+        """Accumulates full gradients on each rank, and reduces them in the window's last pass.
 
-        If every pass is reduced, each rank accumulates only its rows. The last pass reshards all
-        weights. The root's final callback also reduces sets that took no part in the last pass.
+        If every pass is reduced, each rank accumulates only its rows. The last pass also reshards
+        all weights, and the root's final callback reduces sets that took no part in it.
         """
         self.model.set_requires_gradient_sync(is_last or self.sharing.reduces_every_pass)
         self.model.set_reshard_after_backward(is_last or not self.sharing.keeps_gathered)
         loss.backward()
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """Sums over ranks by one all-reduce, which may change `values`."""
+        """Sums `values` over ranks with one all-reduce, possibly in place."""
         total = values.to(self.device)
         dist.all_reduce(total)
         return total
 
     def mean_over_ranks(self, values: Tensor) -> Tensor:
-        """Averages over ranks by one all-reduce. Returns the means on the CPU."""
+        """Averages over ranks with one all-reduce. Returns the means on the CPU."""
         return (self.sum_over_ranks(values) / self.num_ranks).cpu()
 
     def weights(self) -> dict[str, Tensor]:
-        """Gathers the full weights one by one to rank 0's CPU. Other ranks get {}."""
+        """Gathers the full weights one by one on rank 0's CPU. Returns {} on other ranks."""
         each, is_first = self.each_weight(), self.rank == 0
         return {name: full.to("cpu", copy=True) for name, full in each if is_first}
 
     def each_weight(self) -> Iterator[tuple[str, Tensor]]:
         """Yields (name, full weight), sorted by name.
 
-        Every rank must take all weights, because each weight is an all-gather.
+        Every rank must iterate over all weights, since each needs an all-gather.
         """
         for name in sorted(self.masters):
             yield name, self.masters[name].detach().full_tensor()
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Returns this rank's chunk of a weight or an AdamW moment, and all of a scalar."""
+        """Returns (first, stop) of this rank's rows of a weight or moment, or all of a scalar."""
         if not shape:
             return all_rows(name, shape)
         last = self.mesh.ndim - 1
@@ -174,7 +174,7 @@ class ShardedLearner(Learner):
 
     @property
     def has_first_copy(self) -> bool:
-        """Whether this rank has rows of the first copy of the weights. Other copies are equal."""
+        """True if this rank has rows of the first copy of the weights. All copies are equal."""
         return self.mesh.ndim == 1 or self.mesh.get_local_rank(0) == 0
 
     def _local(self, value: Tensor) -> Tensor:
