@@ -121,7 +121,7 @@ PUBLISHED_RATES = {
 def utilisation_of(machine: str, parameters: int) -> Utilisation:
     """Returns the utilisation for the model size nearest to `parameters` by ratio.
 
-    For sizes without a row for this GPU, uses the rows of BORROWED.
+    If this GPU has no row for a size, uses the row of the GPU BORROWED.
     """
     rows = [row for row in UTILISATIONS if row.machine == machine]
     if machine != "cpu":
@@ -154,12 +154,12 @@ class Needs:
     gpu_hours: float
 
     def disk_bytes(self, num_kept: int) -> int:
-        """Counts the most bytes on disk: `num_kept` checkpoints and a new checkpoint or result."""
+        """Returns the peak bytes on disk: `num_kept` checkpoints plus a new one or the result."""
         return num_kept * self.checkpoint + max(self.checkpoint, self.result)
 
 
 def run_evaluation_flops(run: RunConfig) -> float:
-    """Counts the FLOPs of all evaluations and probes of a run that does not stop early."""
+    """Counts the FLOPs of a run's evaluation points and probes if it does not stop early."""
     points, modules = run.eval_points, run.model.module_domains
     num_sequences = points.num_points * len(points.domains) * points.num_sequences
     num_probed = points.num_probes * len(points.domains) * run.num_probed * run.micro_batch
@@ -183,7 +183,7 @@ def needs(run: RunConfig, num_ranks: int, machine: Machine) -> Needs:
 
 
 def training_hours(run: RunConfig, machine: Machine) -> float:
-    """Estimates a run's hours, summed over ranks. Progress evaluations take at most 3%."""
+    """Estimates a run's hours, summed over ranks. Omits progress evaluations (at most 3%)."""
     return (run_flops(run) + run_evaluation_flops(run)) / training_rate(run.model, machine) / 3600
 
 
@@ -241,7 +241,7 @@ def fits(
 def plan_passes(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
 ) -> Passes:
-    """Chooses passes that fit into memory on `machine`. Estimates their memory on `device`."""
+    """Chooses passes that fit into `machine`'s memory. Their `memory` is estimated for `device`."""
     merged = choose_num_merged(run, num_ranks, machine, checkpointing)
     passes = choose_num_passes(run, num_ranks, machine, checkpointing) if merged == 1 else 1
     memory = rank_memory(run, num_ranks, checkpointing, device, passes, merged)
@@ -277,9 +277,9 @@ def choose_num_merged(
 ) -> int:
     """Returns how many micro-batches to merge into a pass to minimise the passes per window.
 
-    A pass must fit into memory. On a single rank, which gathers no weights, it has at most
-    MOST_MERGED_TOKENS. Returns 1 on a CPU, where larger passes are no faster (FINDINGS), and for
-    RMU, which keeps one pass's activations.
+    A pass must fit into memory. On a single rank, where merging saves no gathers, it has at
+    most MOST_MERGED_TOKENS. Returns 1 on a CPU, where larger passes are no faster (FINDINGS), and
+    for RMU, whose passes have one micro-batch.
     """
     tokens, window = run.micro_batch * run.model.seq_len, run.micro_batches_per_step
     if machine.device != "cuda" or run.objective.kind == MISDIRECTION:

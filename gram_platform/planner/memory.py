@@ -1,4 +1,4 @@
-"""Estimates the parts of one rank's peak memory in `train/learner.py` and `train/sharding.py`."""
+"""Estimates the peak memory of a rank that trains with `train/learner.py` or `sharding.py`."""
 
 import math
 from collections import Counter
@@ -69,7 +69,7 @@ def model_weights(
 ) -> tuple[Weight, ...]:
     """Lists the parameters of `model.transformer.Transformer`, grouped as in `train.sharding`.
 
-    Modules of the domains in `own_groups` are not in their block's group (`Sharing`).
+    A module MLP of a domain in `own_groups` is a group of its own (see `Sharing`).
     """
     d_model, vocab = config.d_model, config.vocab_size
     weights = [
@@ -168,7 +168,7 @@ def count_saved_bytes(
 
 
 def _norm_bytes(config: ModelConfig, width: int, is_trained: bool) -> int:
-    """Counts the bytes that a norm keeps of its input and statistics.
+    """Counts the bytes per token that a norm keeps: its input and statistics.
 
     For RMSNorm, torch keeps the input in float32, and the normalised input if the gain is trained.
     GPUs with a fused kernel keep less.
@@ -186,9 +186,9 @@ def _attention(
     trained: Collection[str],
     kernel: str,
 ) -> int:
-    """Counts the bytes of the first norm, attention and the active modules' heads.
+    """Counts the bytes kept by the first norm, attention and the active modules' heads.
 
-    Rotated queries and keys are one tensor. Values are a view of the projection's output, which is
+    Rotated queries and keys are one tensor. Values are a slice of the projection's output, which is
     kept whole. The memory-efficient GPU kernel, and the CPU kernel in float32, repeat keys and
     values for each head. All kernels keep the output and one log-sum-exp per head.
     """
@@ -252,7 +252,7 @@ def _mlps(
 
 
 def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: int) -> int:
-    """Counts the loss's peak bytes, for logits, their gradient and float32 tensors.
+    """Counts the loss's peak bytes: the logits, their gradient and float32 tensors.
 
     Objectives in FLOAT_LOGITS keep float32 tensors for all tokens. Cross-entropy keeps them for
     only some of the tokens at a time.
@@ -272,9 +272,9 @@ class Memory:
     """Bytes on the rank that needs the most memory, from the second step on.
 
     The parts do not all exist at the same time, and `total` is the peak. A backward pass starts
-    with all `activations` and `logits`. While `kept_logits` remain, it gathers the layers one by
-    one, and recomputes them if activations are checkpointed. It ends with `reduction`, the new
-    gradients. They are added to the accumulated `gradients`, which remain until the optimizer step.
+    with all `activations` and `logits`. Of the logits, `kept_logits` remain while layers are
+    gathered one by one, and recomputed if activations are checkpointed. The new gradients at the
+    end (`reduction`) are added to `gradients`, which remain until the optimizer step.
     """
 
     # Float32 weights, including the initial weights that RMU and UNDO compare with.
@@ -388,9 +388,9 @@ def _num_values(weights: Iterable[Weight]) -> int:
 def _most_trained(
     run: RunConfig, weights: Collection[Weight], routes: list[Route]
 ) -> frozenset[str]:
-    """Returns the parameter sets that are trained in the window with the most gradients.
+    """Returns the parameter sets of the window that trains the most parameters.
 
-    The routes of this window are chosen greedily.
+    Chooses the window's routes greedily.
     """
     num_routes = 1 if run.routing.accumulation == "uniform" else run.micro_batches_per_step
     sizes = _set_sizes(weights)
@@ -440,8 +440,8 @@ def _gradients(
     On one process, a backward pass computes gradients in the run's precision and adds them to
     float32 gradients. A GPU first converts them to float32, one parameter set at a time. With
     several ranks, each rank keeps whole float32 gradients until the window's last pass, which
-    reduces group by group. The embedding comes last, with its new gradient and a float32 copy to
-    scatter. If every pass is reduced, a rank keeps only the gradients of its rows.
+    reduces group by group. The last group is the embedding, which also needs its new gradient and a
+    float32 copy. If every pass is reduced, a rank keeps only the gradients of its rows.
     """
     whole = FLOAT_BYTES * _num_values(trained)
     last = _num_values(w for w in trained if w.group == EMBEDDING)

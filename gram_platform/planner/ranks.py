@@ -132,7 +132,7 @@ class Forecast:
 
 
 class RunGroup(NamedTuple):
-    """Identifies runs whose memory and communication differ only by their number of modules."""
+    """Identifies runs whose memory and communication depend only on their number of modules."""
 
     size: str
     method: str
@@ -141,7 +141,7 @@ class RunGroup(NamedTuple):
 
 
 def one_rank_hours(nodes: Sequence[Node], machine: Machine) -> dict[str, float]:
-    """Returns the estimated hours of each node on one rank, by node id, including NODE_S."""
+    """Returns {node id: estimated hours on one rank}, including NODE_S seconds of overhead."""
     runs = {node.id: node for node in nodes if node.is_run}
     return {
         node.id: NODE_S / 3600
@@ -177,12 +177,11 @@ class StudyWork:
     def choose(self, num_slots: int, begun: Mapping[str, int] = NONE_BEGUN) -> Ranks:
         """Chooses the number of ranks for each size that the user left at AUTO.
 
-        Each size gets the number of ranks with which the study finishes first, or the smallest of
-        equally good numbers. Each number must fit into memory and cost at most MOST_HOURS times the
-        fewest GPU-hours. `num_slots` is the number of GPUs in the cluster, or 0 if it grows with
-        demand. `begun` maps the ids of runs that have begun to their ranks, which do not change.
-        Raises ValueError if a size does not fit on any number of ranks up to `num_slots`, or on the
-        user's number.
+        Takes the smallest number with which the study ends earliest. Each size must fit into memory
+        and cost at most MOST_HOURS times the fewest GPU-hours. `num_slots` is the number of GPUs in
+        the cluster, or 0 if it grows with demand. `begun` maps the ids of runs that have begun to
+        their numbers of ranks, which do not change. Raises ValueError if a size does not fit on any
+        number of ranks up to `num_slots`, or on the user's number.
         """
         self.require_memory()
         hours: dict[str, float] = defaultdict(float)
@@ -230,7 +229,7 @@ class StudyWork:
                 raise invalid("num_workers", number, expected)
 
     def _memory_bytes(self, num_ranks: int) -> float:
-        """Returns the memory of a rank. Only one-rank runs can share a GPU."""
+        """Returns a rank's memory: all of the machine's, or `share` of it in a one-rank run."""
         return self.machine.memory_bytes * (self.share if num_ranks == 1 else 1.0)
 
     def _possible(self, size: str, num_slots: int) -> list[int]:
@@ -308,8 +307,8 @@ def predict_makespan(
 
     A node can start when the runs that it needs have finished and enough slots are free. Runs
     outside `nodes` are considered finished. Nodes start in the engine's order: evaluations, then
-    the runs with the most ranks, then the runs that begin the longest chains of hours. If a node
-    does not fit, the next node that fits starts. Unlike in the engine, each evaluation is a
+    the runs with the most ranks, then those with the longest chain of dependent nodes, in hours. If
+    a node does not fit, the next node that fits starts. Unlike in the engine, each evaluation is a
     separate task.
     """
     widths = {node.id: (ranks or {}).get(node.id, 1) for node in nodes}

@@ -75,7 +75,7 @@ class Attempt:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds spent in this attempt, plus those that led to the checkpoint it resumed from."""
+        """This attempt's seconds, plus `elapsed_s` of the checkpoint that it resumed from."""
         return self._earlier_s + time.monotonic() - self._clock
 
     def resume(
@@ -84,8 +84,8 @@ class Attempt:
         """Loads the newest intact checkpoint to continue from. Returns None if there is none.
 
         `read(attempts, step, attempt_id)` reads one checkpoint. If that fails, the next older one
-        is tried. Checkpoints that raise CorruptFile are set aside with a warning. If all fail and
-        one raised OSError, this error is raised, because restarting would lose all work.
+        is tried. Damaged checkpoints are set aside with a warning. If all fail and some could not
+        be read, raises the last OSError, because returning None would restart the run.
         """
         unreadable = None
         clear_debris(self._attempts)
@@ -123,7 +123,7 @@ class Attempt:
         `tensors` maps names to CPU tensors. `state` must be JSON-serialisable, without NaN or
         infinity. `records` are the metric records {"step", "time", "metrics"} since the last
         commit. Raises ValueError if a step does not exceed the previous one, and LeaseLost if
-        another process may continue the run.
+        another process may have taken over the run.
         """
         self._require_above_last(step)
         with self._detect_takeover():
@@ -154,8 +154,8 @@ class Attempt:
     ) -> None:
         """Reports progress, which the lease thread writes to the lease file within a second.
 
-        `loss` is the last training loss in nats per token. Raises LeaseLost if another process may
-        continue the run.
+        `loss` is the last training loss in nats per token. Raises LeaseLost if the lease has
+        expired.
         """
         self._require_lease()
         self._last_step = time.monotonic()
@@ -176,8 +176,8 @@ class Attempt:
     ) -> dict:
         """Saves final weights and `result.json` unless the run has a result. Returns the result.
 
-        The result has the fields of `final`, which must be deterministic, and `run_id`,
-        `weights_sha256` and `sha256`. `records` are the metric records since the last commit.
+        `final` must have only deterministic fields. The result adds `run_id`, `weights_sha256` and
+        `sha256`. `records` are the metric records since the last commit.
         `measured` adds fields to the run's `timing()`. Removes the run's checkpoints.
         """
         save = partial(self._folder.write_with, WEIGHTS, partial(save_tensors, tensors=tensors))
@@ -193,7 +193,7 @@ class Attempt:
     ) -> dict:
         """Completes the run as `complete` does, but with weights that are already stored as shards.
 
-        `files` is as in `commit_shards`, and `weights_sha256` is the weights' `hash_tensors`.
+        `files` is as in `commit_shards`. `weights_sha256` comes from `hash_tensors`.
         """
         save = partial(self._folder.child(SHARDS).write_sealed, MANIFEST, {"files": dict(files)})
         return self._finish(save, final, weights_sha256, records, measured)
@@ -247,7 +247,7 @@ class Attempt:
     def _detect_takeover(self) -> Iterator[None]:
         """Context manager that raises LeaseLost if another process may have taken over the run.
 
-        It does so if the lease has expired or the block raises FileNotFoundError.
+        An expired lease on entry or a FileNotFoundError in the block counts as a takeover.
         """
         self._require_lease()
         try:
@@ -276,5 +276,5 @@ class Attempt:
             remove_weights(self._folder)
 
     def _is_working(self) -> bool:
-        """Returns False if the attempt has stalled, so that its lease expires."""
+        """Returns True if `heartbeat` was called in the last LONGEST_STEP_S seconds."""
         return time.monotonic() - self._last_step < LONGEST_STEP_S

@@ -1,7 +1,7 @@
 """Downloads packed corpora from the storage to this machine, and uploads new corpora.
 
 A permuted corpus in an object store is downloaded in blocks. A block is fetched when one of its
-rows is first read, unless the local copy matches the manifest's SHA-256. All processes on a machine
+rows is first read, unless this machine has an intact copy of the block. All processes on a machine
 share one sparse file per domain.
 """
 
@@ -81,8 +81,8 @@ def open_corpus(
 ) -> PackedCorpus:
     """Opens a packed corpus on this machine. Downloads it first if it is in an object store.
 
-    Training sequences of a permuted corpus are fetched when they are read. The first
-    `ahead[domain]` of each domain are also fetched in the background. Raises ValueError if the
+    Training sequences of a permuted corpus are fetched when they are read. Of each domain, the
+    first `ahead[domain]` sequences are also fetched in the background. Raises ValueError if the
     storage lacks the corpus, its copy is corrupted, or this machine's disk is full.
     """
     stored, target = store.data_dir(data_id), store.data_root / data_id
@@ -108,7 +108,7 @@ def open_corpus(
 
 
 def lost_text(store: Store, data_id: str) -> list[str]:
-    """Returns lines that describe which text of a corpus its tokenizer cannot encode."""
+    """Returns a line for each domain where over LITTLE_LOST of the text cannot be encoded."""
     stored = store.data_dir(data_id)
     try:
         return describe_unspelled(parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST)))
@@ -286,8 +286,8 @@ class FetchedRows:
 def open_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[str, FetchedRows]:
     """Opens the training sequences of a permuted corpus. Returns FetchedRows by domain.
 
-    `folder` is a local folder used only for this manifest. Raises ValueError if hashes are missing
-    or the stored files have other sizes.
+    `folder` is a local folder for this manifest's rows only. Raises ValueError if block hashes
+    are missing or a stored file has the wrong size.
     """
     names = {domain: sequence_path("train", domain) for domain in manifest["domains"]}
     digests = [manifest["files"][name] for name in names.values()]
@@ -323,8 +323,8 @@ def fetch_ahead(rows: Mapping[str, FetchedRows], num_rows: Mapping[str, int]) ->
 def _bring_each(left: "queue.SimpleQueue[tuple[FetchedRows, int]]") -> None:
     """Fetches queued blocks until the queue is empty or a fetch fails.
 
-    Errors are suppressed, because reading the block raises them again. Object store drivers also
-    raise RuntimeError while the process exits.
+    Suppresses OSError and ValueError, which reading the block raises again, and RuntimeError,
+    which object store drivers raise while the process exits.
     """
     with contextlib.suppress(queue.Empty, OSError, ValueError, RuntimeError):
         while True:

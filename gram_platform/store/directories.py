@@ -1,4 +1,4 @@
-"""Reads and writes directories of evaluations and imports, and files that all nodes have.
+"""Reads and writes directories of evaluations and imports. Runs share the base class.
 
 Imports torch only for tensors.
 """
@@ -47,7 +47,7 @@ Number = float | int
 
 
 class EvaluationResult(TypedDict):
-    """Fields of an evaluation result that this module or reports use."""
+    """Fields of an evaluation result that this module or a report reads."""
 
     eval_id: str
     losses: NotRequired[dict[str, Number]]

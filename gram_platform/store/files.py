@@ -31,7 +31,7 @@ class CorruptFile(ValueError):
 
 
 def safe_name(field: str, name: str) -> str:
-    """Returns `name` if it is a safe path component, or raises ValueError with `field`."""
+    """Returns `name` if it is a safe path component, or raises ValueError about `field`."""
     if not is_safe_name(name):
         allowed = "at most 200 letters, digits and _ + . = @ -, the first a letter, digit or _"
         raise invalid(field, name, allowed)
@@ -49,7 +49,7 @@ def seal(fields: Mapping) -> bytes:
 
 
 def unseal(data: bytes) -> dict:
-    """Parses JSON from `seal` and keeps `sha256`. Raises CorruptFile for any other bytes."""
+    """Parses the output of `seal`, including `sha256`. Raises CorruptFile for other bytes."""
     try:
         fields = parse_json(data, dict)
         intact = seal({k: v for k, v in fields.items() if k != "sha256"}) == data
@@ -101,7 +101,7 @@ class Folder:
     def read_json(self, name: str, kind: Any = dict) -> Any:
         """Reads a JSON file as a value of type `kind`. Returns None if the file does not exist.
 
-        If the content is invalid, raises CorruptFile with the file's path and the field.
+        Invalid content raises CorruptFile, which names the file and the field.
         """
         return self._read_as(name, lambda data: parse_json(data, kind))
 

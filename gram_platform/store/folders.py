@@ -95,7 +95,7 @@ class LocalFolder(Folder):
     @with_retries
     @retry_if_removed
     def write_with(self, name: str, writer: Callable[[str], object]) -> str:
-        """Calls `writer` with a temporary path, then renames that file. Returns its SHA-256.
+        """Calls `writer` with a temporary path, then renames it to `name`. Returns the SHA-256.
 
         A system crash may lose the file until the next durable write in this folder.
         """

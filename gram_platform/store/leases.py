@@ -71,12 +71,12 @@ class LeaseLost(LeaseHeld):
 
 
 class Lease:
-    """This process's lease on a folder, written at once and renewed until `release`.
+    """This process's lease on a folder, written immediately and renewed until `release`.
 
     A thread renews the lease while `is_working()` is true, and writes each `report` within
     `interval_s`. Raises OSError if the first write fails. Later failures cause one warning that
-    begins with `warning`, or none if `warning` is "". An expired lease is renewed only if
-    `contested`, and only until another process takes it over.
+    begins with `warning`, or none if `warning` is "". An expired lease is renewed
+    only if `contested` (other processes write this file too), and only until one takes it over.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Lease:
         self._unwritten = progress
 
     def is_overdue(self) -> bool:
-        """Returns True if the lease has expired. Only a contested lease is renewed after that."""
+        """Returns True if the lease has expired. Then it can only be renewed if `contested`."""
         return _boot_time() - self._renewed > max(self.fields["lease_seconds"], SHORTEST_LEASE_S)
 
     def is_lost(self) -> bool:
@@ -186,9 +186,9 @@ def is_fresh(lease: dict | None) -> bool:
 def has_ended(lease: dict | None) -> bool:
     """Returns True if the lease's owner has ended and its half-written files can be removed.
 
-    This is certain for a process on this machine. A process on another machine is presumed to have
-    ended if its last heartbeat is older than GONE_AFTER_S. If it wakes up after all, it rewrites
-    the removed files.
+    The answer is certain for a process on this machine. A process elsewhere is presumed to have
+    ended if its last heartbeat is older than GONE_AFTER_S. If it still runs, it rewrites the
+    removed files.
     """
     if not lease:
         return False
@@ -198,7 +198,7 @@ def has_ended(lease: dict | None) -> bool:
 
 
 def _boot_time() -> float:
-    """Returns monotonic seconds that, if possible, also count while the machine sleeps."""
+    """Returns monotonic seconds, if possible including the machine's sleep."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()

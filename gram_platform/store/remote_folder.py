@@ -98,7 +98,7 @@ class RemoteFolder(Folder):
 
     @with_retries
     def versions(self, names: Collection[str]) -> dict[str, dict[str, str]]:
-        """Returns {folder: {file: version}} for the files with these names in all subfolders.
+        """Returns {subfolder: {file: version}} of the files whose names are in `names`.
 
         A subfolder with only other files maps to {}. Needs one paged listing.
         """

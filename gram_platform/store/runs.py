@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class RunResult(TypedDict):
-    """Fields of a run result that this module or reports use."""
+    """Fields of a run result that this module or a report reads."""
 
     run_id: str
     weights_sha256: str
@@ -108,7 +108,7 @@ class RunDirectory(NodeDirectory):
         return sorted(ids, key=lambda name: (_number(name), name))
 
     def start_attempt(self, owner: str, lease_seconds: float = 30.0) -> "Attempt":
-        """Starts an attempt with `owner`'s lease. Raises LeaseHeld if another lease is fresh."""
+        """Starts an attempt for `owner`. Raises LeaseHeld if another attempt's lease is fresh."""
         from gram_platform.store.attempts import Attempt
 
         with self.folder.lock("attempts"):
@@ -158,7 +158,7 @@ class RunDirectory(NodeDirectory):
         self.attempt(attempt_id).write_json("failure.json", {**failure, "time": time.time()})
 
     def progress(self) -> dict | None:
-        """Returns the last attempt's lease plus the attempt's id as `attempt`, or None."""
+        """Returns the last attempt's lease and id (`attempt`), or None if there is no lease."""
         attempt_ids = self.attempt_ids()
         lease = read_lease(self.attempt(attempt_ids[-1])) if attempt_ids else None
         return None if lease is None else {**lease, "attempt": attempt_ids[-1]}

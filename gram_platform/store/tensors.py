@@ -140,7 +140,7 @@ def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Ite
 
 
 def once(work: Callable[[], Any], place: str) -> Any:
-    """Calls `work` without retries, in place of `keep_trying`."""
+    """Calls `work` without retries. Has the parameters of `keep_trying`."""
     return work()
 
 
@@ -213,7 +213,7 @@ def _stream_header(shapes: Shapes, dtype: torch.dtype) -> bytes:
 def _header(kinds: Iterable[tuple[str, Sequence[int], torch.dtype]], **entries: Any) -> bytes:
     """Returns the first bytes of a file: the length of the JSON header, then the header.
 
-    The header has `entries`, then an entry for each (name, shape, dtype) in `kinds`.
+    The header has `entries`, such as `__metadata__`, then one for each tensor in `kinds`.
     """
     end = 0
     for name, shape, dtype in kinds:
@@ -259,7 +259,7 @@ class DiskTensors(Mapping):
         return cls({name: [(file, rows)] for file in files for name, rows in file.held.items()})
 
     def describe(self, name: str) -> StoredRows:
-        """Returns the shape and dtype of a tensor, and its rows in the first file that has any."""
+        """Returns a tensor's shape and dtype, and its rows in the first of its files."""
         return self.holders[name][0][1]
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -283,14 +283,14 @@ class DiskTensors(Mapping):
             raise ValueError(f"no file has the rows {done} to {stop} of {name}")
 
     def sha256(self) -> str:
-        """Computes `hash_tensors` with one block in memory. Raises ValueError like `rows`."""
+        """Computes `hash_tensors` block by block. Raises ValueError like `rows`."""
         stored = ((name, self.describe(name)) for name in sorted(self))
         return _hash((n, f"torch.{rows.dtype}", rows.shape, self._blocks(n)) for n, rows in stored)
 
     def _blocks(self, name: str) -> Iterator[torch.Tensor]:
         """Yields all rows of a tensor in blocks. Each block overwrites the previous one.
 
-        The blocks share one memory map, which returns to the system afterwards.
+        The blocks share one memory map, which is unmapped afterwards.
         """
         stored = self.describe(name)
         shape, dtype = stored.shape, getattr(torch, stored.dtype)

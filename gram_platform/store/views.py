@@ -1,10 +1,10 @@
 """Reads the weights of a view, as a routed model or merged into one dense model.
 
-A layer sums the outputs of the core MLP and of the active modules, which are MLPs of the same
-input. The sum equals the output of one wider MLP. Its c_fc (and c_gate, for SwiGLU) stacks the rows
-of all c_fc. Its c_proj concatenates the columns of all c_proj, each multiplied by its module's
-weight. Attention heads are merged in the same way. If a module has fewer query heads than the core
-has per key-value head, zeros replace the missing ones.
+The core MLP and the active module MLPs of a layer have the same input. The sum of their outputs
+is the output of one wider MLP. Its c_fc (and c_gate, for SwiGLU) stacks the rows of all c_fc.
+Its c_proj concatenates the columns of all c_proj, each multiplied by its module's weight. LoRAs are
+added to the core MLP's weights. Attention heads are merged like MLPs. If a module has fewer query
+heads than the core has per key-value head, heads of zeros are added.
 """
 
 import contextlib
@@ -102,7 +102,7 @@ def view_model(store: Store, view: View) -> ModelConfig:
 def merge_layer(
     config: ModelConfig, weights: Weights, active: Mapping[str, float], block: str
 ) -> dict[str, torch.Tensor]:
-    """Returns the merged MLP and attention of `block` (`blocks.<layer>`). Reads no other layer."""
+    """Merges one layer's MLP and attention, and reads only this layer. `block` is its name."""
 
     def read(name: str, first: int, stop: int) -> torch.Tensor:
         return weights[name][first:stop]
