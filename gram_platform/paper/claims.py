@@ -5,14 +5,14 @@ Most are the paper's. Those about SGTM are by Shilov and others (2025), restated
 
 No claim is stronger than the authors' numbers. So "matches" means "no worse by more than a margin".
 "Retain stays above elicited" is claimed only for Simple Stories, because elicited is above retain
-at 50M and 100M in the paper's scaling study. If a claim fixes no size or variant, it is judged at
-each one of its study. FIRST and LAST are a study's first and last one.
+at 50M and 100M in the paper's scaling study. A claim is judged at every size and variant
+of its study, unless it names one. FIRST and LAST are the first and last of these.
 
 Every claim has one profile, chosen before there were results: the paper's if it gives one,
 otherwise the mean over profiles. The paper's scaling study retains core and virology, and its
-partial-label study removes every domain. Its other bars and tables are means. Its composability
-figure also shows virology, but we use the mean there [ours]: retain with every module on covers all
-domains, and only a mean covers them with fewer modules.
+partial-label study removes every domain. The paper's other bars and tables are means. Its
+composability figure also shows virology. We use the mean there [ours], because it covers all
+domains, as retain does with every module on.
 """
 
 import math
@@ -78,7 +78,7 @@ class Side:
 class Claim:
     """States that `left - right` lies in the range `within`.
 
-    If its size is FIRST or LAST, a side is an end of a least-squares line over all sizes.
+    A side whose size is FIRST or LAST is an end of a least-squares line over all sizes.
     """
 
     text: str
@@ -92,7 +92,7 @@ class Claim:
 
     @property
     def terms(self) -> tuple[Side, ...]:
-        """Both sides and the sides subtracted from them, without duplicates."""
+        """Both sides and, if they have one, their `less`, without duplicates."""
         sides = (self.left, self.right, self.left.less, self.right.less)
         return tuple(dict.fromkeys(filter(None, sides)))
 
@@ -126,7 +126,7 @@ def cite(source: str, claims: Iterable[Claim], profile: str = MEAN) -> tuple[Cla
 
 
 def drop(method: str, name: str) -> Side:
-    """Returns the side for the drop of a class when all modules are switched on."""
+    """Returns a side: how far a class drops from the claim's profile to all modules."""
     return Side(method, name, less=Side(method, name, profile=ALL))
 
 
@@ -406,7 +406,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 
 
 def choose_value(name: str, values: Sequence[str]) -> str:
-    """Replaces FIRST or LAST by that item of `values`, or "" if empty. Keeps other names."""
+    """Returns the first or last of `values` ("" if empty) for FIRST or LAST, otherwise `name`."""
     return next(iter({FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))), "")
 
 

@@ -4,10 +4,9 @@
 frames of `tables.analyse`, computed by this package from the published losses of nine studies.
 
 Dual use, composability and titration use the scaling study's baselines at 800M, pooled over seeds.
-Accumulation uses its own heterogeneous baselines. The copy that was read lacks the baselines'
-curves at 2B and 5B. At these sizes, the authors' ratios are averaged over domains in the same way,
-and the baseline has no row. Domains have the authors' names. DEMix's views have one expert per
-domain.
+Accumulation uses its own heterogeneous baselines. Our copy of the results lacks the baselines'
+curves at 2B and 5B. At these sizes, rows average the authors' own ratios over domains, and the
+baseline has no row. Domains have the authors' names. DEMix's views have one expert per domain.
 """
 
 import math
@@ -74,7 +73,7 @@ def read_printed(study: str) -> pd.DataFrame:
 def paper_value(study: str, variant: str, method: str, name: str) -> float:
     """Returns the printed ratio of a method's class, or NaN if there is none.
 
-    Without a printed row, the baseline's core and retain are 1.
+    If the baseline has no printed row, its core and retain are 1.
     """
     rows = read_printed(study)
     rows = rows[(rows[VARIANT] == variant) & (rows["method"] == method)]
@@ -135,7 +134,7 @@ def _read_published() -> pd.DataFrame:
 def tabulate_published(study: str, domains: Collection[str] = ()) -> pd.DataFrame | None:
     """Returns a study's published table in the columns of table.csv, or None if there is none.
 
-    Uses our name of a domain if only that is in `domains`, otherwise the published name.
+    Replaces the published name of a domain if `domains` has only our name of it.
     """
     per_seed = load_published(study)
     if per_seed.empty:

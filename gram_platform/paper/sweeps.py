@@ -2,9 +2,9 @@
 
 `sweeps.csv` has the coordinates of the figures in the paper's "Hyperparameter Appendix"
 (`app:hyperparams`): compute ratios with 90% intervals, averaged within each of three seeds and then
-over seeds. Core-partial is the mean core of the four profiles of core and one module. Core-full is
-core without modules. The p_cr figure shows both. The other figures show core averaged over all five
-profiles.
+over seeds. Core-partial is core averaged over the four profiles with one module. Core-full is core
+with no module. The p_cr figure shows both. The other figures show core averaged over
+all five profiles.
 """
 
 from collections.abc import Callable, Mapping, Sequence

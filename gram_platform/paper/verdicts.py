@@ -6,7 +6,7 @@ outside, otherwise "cannot tell". The error of the unit (compute ratio) is added
 the interval's half-width. If this error reaches the claim's margin, the claim is "not measurable
 here" and is also judged in nats. If the error is unknown, there is no verdict.
 
-Published numbers are judged over seeds only, as their authors do. One or two seeds have no
+Published numbers are judged without the unit's error, as by their authors. One or two seeds have no
 interval, so their verdict uses the difference and the unit's error, and ends with NO_INTERVAL.
 """
 
@@ -145,10 +145,10 @@ def judge(
 ) -> Judgement:
     """Judges the claim that left - right, both `{seed: value}`, lies in the range `within`.
 
-    The sides share a seed, and their values are finite. The interval is computed from `pseudo`, the
-    jackknife pseudo-values of both sides (default: the values). If a seed has no pseudo-value,
-    there is no interval. `unit_error` is in compute ratio. If it is NaN, there is no verdict. If it
-    is None, the claim is judged over seeds only.
+    The sides share at least one seed, and their values are finite. The interval's width is from
+    `pseudo`, both sides' jackknife pseudo-values (default: the values). If a seed lacks one, there
+    is no interval. `unit_error` (in compute ratio) widens the interval unless None. If it is NaN,
+    there is no verdict.
     """
     differences = subtract_pairs(left, right)
     values = spread = list(differences.values())
@@ -176,9 +176,9 @@ def judge_times(
     """Judges the claim that left - right, both recovery times, lies in the range `within`.
 
     The interval is over seeds only. `reached` has the share of each seed's attacks that reached the
-    mark. If the share is below 1, the time is a lower bound. The verdict is then "cannot tell",
-    unless every seed of the other side reached the mark before any such bound, and longer times
-    could not change the verdict.
+    mark. If a share is below 1, its time is a lower bound. The verdict is then "cannot tell",
+    unless all bounds are on one side and exceed all times of the other, and longer times would not
+    change the verdict.
     """
     judgement, seeds = judge(claim, left, right, within), set(left) & set(right)
     bounds = [
@@ -214,7 +214,7 @@ def _decide(interval: Interval, within: pd.Interval) -> str:
 
 
 def verdicts_text(counts: Mapping[str, int]) -> str:
-    """Writes how many claims have each verdict: "Of 3 claims 2 are confirmed here, ..."."""
+    """Formats how many claims have each verdict: "Of 3 claims 2 are confirmed here, ..."."""
     total = sum(counts.values())
     numbers = {words: counts.get(verdict, 0) for verdict, words in COUNTED.items()}
     numbers["not judged"] = total - sum(numbers.values())
@@ -268,8 +268,8 @@ def separation(method: str, size: str) -> Claim:
 def choose_profile(rows: pd.DataFrame) -> str:
     """Returns the most frequent profile with a retained domain, or MEAN if there is none.
 
-    `rows` are from a table or a `per_seed` frame. Counts pairs of method and size, without the
-    baseline. Ignores the profile of all modules.
+    `rows` are from a table or a `per_seed` frame. A profile counts once per method and size.
+    Ignores the baseline and the profile of all modules.
     """
     rows = rows[
         ~rows["profile"].isin([ALL, MEAN]) & rows["retain"].notna() & (rows["method"] != BASELINE)
@@ -348,8 +348,8 @@ def _unit_error(
 ) -> float | None:
     """Returns the unit's error in a claim's difference, or NaN if it is unknown.
 
-    For a claim about one class at one size and variant, this is `UnitError.difference`, because the
-    same curves rate both sides. For a claim over sizes, adds the errors of all sizes, times their
+    For a claim about one class at one size and variant, both ratios are on the same curves, so this
+    is `UnitError.difference`. For a claim over sizes, adds the errors of all sizes, times their
     weights, in quadrature. Otherwise, adds the errors of both sides' ratios in quadrature.
     """
     if errors is None:
@@ -401,10 +401,10 @@ def _say_where_decidable(claim: Claim) -> str:
 def _falls(
     frames: Sequence[pd.DataFrame], claim: Claim, places: Mapping[str, float], variant: str
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Computes a claim's fall from the first to the last size, as a weighted sum over sizes.
+    """Computes how far the left side's least-squares line falls from the first to the last size.
 
-    Returns ({size: weight}, a list with {seed: fall} for each frame). Uses the sizes with values in
-    the first frame, and the seeds with all these sizes.
+    Returns ({size: weight}, a list with {seed: fall} for each frame). A fall is a weighted sum over
+    sizes. Uses the sizes with values in the first frame, and the seeds with all these sizes.
     """
     sides = {size: replace(claim.left, size=size) for size in places}
     claims = {size: replace(claim, left=side, right=side) for size, side in sides.items()}
@@ -426,8 +426,8 @@ def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tup
     """Returns `{seed: value}` for each side of a claim at its profile.
 
     Means are over the profiles that all sides have and that contain the side's class. The baseline
-    has its own `mean`. Both dicts are empty if the claim compares the first and last size or
-    variant, but the study has only one.
+    uses its rows of the profile `mean`. Both dicts are empty if the claim compares the first and
+    last size or variant, but the study has only one.
     """
     rows_of = {side: _select_side(per_seed, side, size, variant) for side in claim.terms}
     names_ends = any(FIRST in (side.size, side.variant) for side in rows_of)
@@ -487,7 +487,7 @@ def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
 def judge_published(study: str) -> pd.DataFrame:
     """Judges a study's claims on the published numbers. Returns VERDICT_COLUMNS.
 
-    Missing rows come from studies that JUDGED_BY maps to this one.
+    Claims without numbers here are judged on studies that JUDGED_BY maps to this one.
     """
     others = [name for name, claims in JUDGED_BY.items() if claims == study]
     rows = pd.concat([paper_claims(load_published(n), study) for n in (study, *others)])

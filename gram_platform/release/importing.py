@@ -1,8 +1,8 @@
 """Imports a StarCoder2 or Llama checkpoint into the storage as the core of later runs.
 
-`--start IMPORT_ID` starts a study from the import, and `RunConfig(model=...,
-start=View.of(import_id), ...)` a run, where `model` is the imported config with modules. Only
-safetensors files are read, one tensor at a time.
+`--start IMPORT_ID` starts a study from the import. `RunConfig(model=...,
+start=View.of(import_id), ...)` starts a run, and its `model` is the imported config with modules.
+Only safetensors files are read, one tensor at a time.
 """
 
 from collections.abc import Callable, Iterator

@@ -95,8 +95,8 @@ def available_modules(store: Store, run_id: str) -> AvailableModules:
 def dense_parts(view: View) -> dict[str, View]:
     """Returns the views to export as dense checkpoints, by subfolder.
 
-    A view with the same modules for all domains is one checkpoint, in the subfolder "". Otherwise,
-    core and each active expert are separate checkpoints.
+    A view with the rule `constant` is one checkpoint, in the subfolder "". With `by_domain`, core
+    and each active expert are separate checkpoints.
     """
     if view.rule == "constant":
         return {"": view}

@@ -284,7 +284,7 @@ def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> di
 
 
 def answers(samples: Sequence[Mapping]) -> dict[str, float]:
-    """Returns `chance`, the accuracy of a guess, and `bits_per_byte` of the right answers.
+    """Returns the accuracy of a guess (`chance`) and the right answers' `bits_per_byte`.
 
     Returns {} if the task is not multiple choice.
     """

@@ -60,7 +60,7 @@ def verification_tokens(
 ) -> tuple[torch.Tensor, str]:
     """Returns tokens_BT and a description of their source.
 
-    The tokens are the start of each domain's validation split, or random ids without a corpus.
+    The tokens start each domain's validation split, or are random ids if `corpus` is None.
     """
     num_tokens = min(model.seq_len, NUM_TOKENS)
     if corpus is None:

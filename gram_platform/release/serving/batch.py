@@ -81,7 +81,7 @@ class Batch:
         return list(new)
 
     def step(self) -> list[ActiveSequence]:
-        """Draws a token for each active sequence. Returns them, including any that just ended."""
+        """Draws a token for each active sequence. Returns these sequences, including ended ones."""
         sequences = list(self.sequences)
         if not sequences:
             return []

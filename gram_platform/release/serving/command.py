@@ -256,9 +256,9 @@ def follow_policy(
 ) -> None:
     """Reads the policy file every `POLICY_CHECK_S` seconds and confirms its policy to the keeper.
 
-    Reports each change and error once. A policy's age counts from before its file is read, so a
-    slow call does not extend an old policy. If the file is unreadable, replicas reject all requests
-    after `LEASE_S` seconds.
+    Reports each change and error once. A policy's age counts from before its file is read, so
+    a slow read or `confirm` does not make it look newer. If the file is unreadable, replicas reject
+    all requests after `LEASE_S` seconds.
     """
     reported, loaded = (), policy.modules_of_tokens
     while not is_over.is_set():
@@ -300,8 +300,8 @@ def require_own_serve() -> None:
 def end_application(name: str, is_private: bool) -> None:
     """Deletes this command's application, and stops Ray Serve if it has no other application.
 
-    In a private cluster, Serve stops with Ray. Stopping it first would log that Ray retries
-    forever.
+    In a private cluster, Serve stops with Ray. If Serve stopped first, the log would say that Ray
+    retries forever.
     """
     from ray import serve
 
@@ -341,9 +341,9 @@ def make_environment_private() -> None:
 
 
 def choose_ray(address: str) -> str:
-    """Returns `address`, or `$RAY_ADDRESS` if it is empty.
+    """Returns `address`, or `$RAY_ADDRESS` if `address` is empty.
 
-    Returns "", for a private cluster, if both are empty or the address is `local`.
+    If the result is empty or `local`, returns "" for a private cluster.
     """
     address = address or os.environ.get("RAY_ADDRESS", "")
     return "" if address == "local" else address

@@ -1,7 +1,7 @@
 """Runs a batch in a thread, so that new requests do not wait for others to finish.
 
-Between steps, requests that are finished, cancelled or late free their rows, and a group of new
-requests takes free rows. Active requests wait while the group's prompts are read. A group of
+Between steps, finished, cancelled and late requests leave their rows, and a group of new requests
+takes free rows. Active requests wait while the group's prompts are read. A group of
 several prompts has at most MAX_PROMPT_TOKENS after padding.
 """
 

@@ -53,7 +53,7 @@ def require_servable(run: RunConfig, policy: Policy) -> None:
 def load_granted(source: ModelSource) -> Transformer:
     """Loads the run's model with only the modules that at least one token may use.
 
-    Other modules are read only to hash the weights.
+    Also reads the other modules, but only to hash the weights.
     """
     store = Store(source.storage)
     view = View.of(source.run_id, dict.fromkeys(source.policy.modules_of_tokens, 1.0))
@@ -81,8 +81,8 @@ class ModelServer:
         The first delivery is empty. If the request is rejected, the only delivery has an `end`.
         Tokens are delivered several times a second, or less often if `whole` is True. While there
         are no tokens, sends an empty delivery every `BEAT_S` seconds. A longer silence means that
-        this process is dead. Checks the grant before every delivery, so that an edited policy ends
-        streams.
+        this process is dead. Before every delivery, ends the stream if its grant has changed or
+        expired.
         """
         grant = self._find_grant(digest, profile)
         if isinstance(grant, str):
@@ -107,7 +107,7 @@ class ModelServer:
             self.engine.abandon(number)
 
     def _find_grant(self, digest: str, profile: str) -> Grant | str:
-        """Returns the current grant, or the code that ends the request if there is none."""
+        """Returns the current grant. If there is none, returns the code of a refusal."""
         if not is_recent(self.confirmed_at):
             return UNCONFIRMED
         try:

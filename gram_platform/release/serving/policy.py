@@ -15,7 +15,7 @@
     profiles = ["open", "medicine"]
     default = "medicine"                        # required with several profiles
     metrics = true                              # may read /metrics; default: false
-    max_requests = 8                            # most open requests; default: the server's
+    max_requests = 8                            # open at once; default: the server's
 
 A token has 256 random bits, so its SHA-256 needs no salt.
 """
@@ -147,7 +147,7 @@ def update_policy(
     """Parses a running server's new policy. Returns (policy, errors of skipped parts).
 
     Also skips profiles whose modules are not in `loaded`. If no profile can be read, returns
-    `before` without tokens (`policy_text` rejects such text).
+    `before` without tokens.
     """
     try:
         policy, errors = read_policy(text)

@@ -100,7 +100,7 @@ def add_token(
 
 
 def edit_policy(path: str, change: Callable[[str], str]) -> None:
-    """Atomically replaces a policy file's text by `change(text)`. Keeps mode, owner and links.
+    """Atomically replaces a policy file's text with `change(text)`. Keeps mode, owner and links.
 
     Starts again if the file changes meanwhile. Raises ValueError if the file cannot be read or
     replaced, or if the new text is not a valid policy.
