@@ -59,8 +59,8 @@ def with_nodes(part: StudyPlan) -> StudyPlan:
 def _choose_variants(preset: Preset, recipe: CorpusRecipe) -> tuple[Variant, ...]:
     """Returns a variant with true labels and a variant with wrong labels.
 
-    Wrong labels come from the corpus, or from --recall and --precision. If there are none, returns
-    the preset's variants.
+    Wrong labels come from the corpus, or from --recall and --precision. If neither gives any,
+    returns the preset's variants.
     """
     true = Variant("1", restore_true_labels)
     if any(pool.seen_as != pool.domain for pool in recipe.domains_from):
@@ -91,8 +91,8 @@ def recipes_of(
 ) -> dict[Variant, dict[str, CorpusRecipe]]:
     """Returns the corpus recipe of each variant and size.
 
-    Leaves out variants that need more labels than the corpus has. `named` has each size's recipe
-    with all labels. Raises ValueError if no variant remains.
+    Leaves out variants that need more labels than the corpus has. `named` maps sizes to recipes for
+    variants that do not limit the labels. Raises ValueError if no variant remains.
     """
     recipe = next(iter(named.values()))
     has_core, recipes = choice.core_label or CORE in recipe.domain_of, {}
@@ -143,7 +143,7 @@ def _add_parts(setting: Setting, recipe: CorpusRecipe, adjacent: tuple[str, ...]
 
 
 def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:
-    """Lets a hub domain's text repeat if a run needs 95 to 105% of the estimated amount."""
+    """Lets a hub domain's text repeat if a run needs its estimated length, give or take 5%."""
     if not isinstance(recipe.source, HubSource):
         return setting
     low, high = 1 - EPOCH_TOLERANCE, 1 + EPOCH_TOLERANCE
@@ -228,8 +228,8 @@ def _profiles(
 ) -> tuple[Profile, ...]:
     """Returns the profiles to compare. `retain` overrides the domains that the preset retains.
 
-    If there is only one auxiliary domain, compares only core: a profile that retains this domain
-    would forget nothing.
+    If there is only one auxiliary domain, returns only the profile core. A profile that retains
+    this domain would forget nothing.
     """
     for domain in retain:
         if domain not in auxiliary:

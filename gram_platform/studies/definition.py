@@ -53,7 +53,7 @@ NOT_REPRODUCED = (
 
 @dataclass(frozen=True)
 class Variant:
-    """One value of the quantity that a study varies besides method, size and profile."""
+    """One value of what a study varies besides method, size and profile, such as the recall."""
 
     # The name in tables; "" in studies that vary nothing else.
     name: str = ""
@@ -151,7 +151,7 @@ class Preset(Setup):
         return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 
     def select_domains(self, domains: tuple[str, ...]) -> tuple[str, ...]:
-        """Removes the domain that is used only for finetuning, if the preset has one.
+        """Returns `domains` without the one used only for finetuning, if the preset has one.
 
         Raises ValueError if `domains` lacks it.
         """

@@ -1,7 +1,7 @@
 """Declares and parses the flags of studies and searches.
 
-`--help` shows a box for each dataclass. Each command adds its own to the shared ones. Only
-`make_plan.py` and searches read the values.
+`--help` shows a box for each dataclass. A command has the shared boxes and one of its own.
+Only `make_plan.py` and searches read the values.
 """
 
 import functools
@@ -195,7 +195,7 @@ class CostFlags:
             submissions (default: no limit)
         max_cost: the same limit in dollars, at the price of --machine (default: no limit)
         confirm_above: predicted dollars above which a submission needs --yes or --max-cost
-        yes: start at any predicted cost; jobs that restart unattended need it too
+        yes: start at any predicted cost
     """
 
     title = "cost"
@@ -255,8 +255,8 @@ class StudyFlags:
         instructions: file of lines with `prompt` and `response` to add to a local corpus; the study
             finetuning then computes the loss only on responses
         recall: share of a domain's training text that carries its label; the rest is labelled core
-        precision: share of the text labelled as a domain that belongs to it; the rest is adjacent
-            text
+        precision: of the text labelled as a domain, the share that belongs to it; the rest is
+            adjacent text
         adjacent: labels of the corpus whose text is labelled as a domain by mistake (default: all
             of core)
         texts: file of lines with `text` and `label` (a domain) instead of validation text:
@@ -289,8 +289,8 @@ class MemberFlags:
     """Which studies and searches run.
 
     Args:
-        studies: names of studies (default: all), or none
-        searches: names of searches to run after the studies (default: all), or none
+        studies: names of studies, or the word none (default: all)
+        searches: names of searches to run after the studies, or the word none (default: all)
     """
 
     title = "campaign"

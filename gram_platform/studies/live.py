@@ -92,7 +92,7 @@ class LiveView:
         self.bar = self.bars.add_task("", total=None, left="")
 
     def start(self, nodes: Sequence[Node], progress: Progress) -> None:
-        """Starts showing `progress`. `nodes` must be named as in the storage."""
+        """Starts showing `progress`. `nodes` must have their stored names."""
         self.nodes, self.progress = {node.id: node for node in nodes}, progress
         self._done_before = frozenset(progress.done)
         self.bars.start()

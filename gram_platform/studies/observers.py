@@ -72,11 +72,11 @@ class Observers:
         self.mirror.see(event)
 
     def source(self) -> Iterable[Sequence[Node]]:
-        """Returns groups of nodes to execute one after another."""
+        """Returns groups of nodes. Each group waits for the one before it."""
         return [self.nodes]
 
     def limit_reached(self) -> str:
-        """Returns a text about the limit that the machine hours have reached, or ""."""
+        """Describes the limit that the machine hours have reached, or returns ""."""
         raise NotImplementedError
 
     def run_trials(self, at: Workplace) -> None:
@@ -194,7 +194,7 @@ class StudyObservers(Observers):
         return self.plan.budget.name_reached_limit(sum(self.hours.values()))
 
     def source(self) -> Iterator[Sequence[Node]]:
-        """Yields all nodes at once, or with --through size by size until a failure or a limit."""
+        """Yields all nodes. With --through, yields size by size until a failure or a limit."""
         if not self.plan.through:
             yield from super().source()
             return

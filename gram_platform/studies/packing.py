@@ -50,7 +50,7 @@ def ray_workers(anywhere: bool = False, is_verbose: bool = False) -> Workers:
 
 @dataclass(frozen=True)
 class Shortage:
-    """A domain with too little text in a split. Amounts are tokens for the first of `sizes`."""
+    """A domain with too little text in a split. Amounts are tokens for the first size."""
 
     domain: str
     split: str
@@ -85,7 +85,7 @@ def runs_on(nodes: Iterable[Node], data_id: str) -> list[Node]:
 
 
 def shortages(part: StudyPlan) -> list[Shortage]:
-    """Lists the domains and splits with too little text. Certain shortages come first."""
+    """Lists the domains and splits with too little text. Possible shortages come last."""
     short: dict[tuple[str, str, bool], Shortage] = {}
     for size, recipe in ((s, recipe) for s, recipes in part.recipes.items() for recipe in recipes):
         wanted = {
@@ -104,7 +104,7 @@ def shortages(part: StudyPlan) -> list[Shortage]:
 
 
 def require_supply(studies: Iterable[StudyPlan]) -> None:
-    """Raises ValueError if a domain has too little text, whichever tokenizer packs it."""
+    """Raises ValueError if a domain has too little text with any tokenizer."""
     for part in studies:
         short = shortages(part)
         if certain := [shortage.text for shortage in short if shortage.is_certain]:
@@ -129,7 +129,7 @@ def require_enough_data(part: StudyPlan, corpus: PackedCorpus) -> None:
 
 
 def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
-    """Raises ValueError if runs mask documents with a wrong end-of-text token."""
+    """Raises ValueError if a run's `document_end` is not -1 or the tokenizer's end of text."""
     named = {run.config.model.document_end for run in runs_on(nodes, corpus.data_id)} - {-1}
     end = end_of_text_id(load_tokenizer(corpus.tokenizer_path)) if named else -1
     for wrong in named - {end}:
@@ -138,7 +138,7 @@ def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
 
 
 def supply_lines(part: StudyPlan) -> Iterator[str]:
-    """Yields a dry run's lines on labels, profiles, text to fetch, lost text and shortages."""
+    """Yields dry-run lines on labels, profiles, text to fetch, unencodable text and shortages."""
     largest = part.choice.sizes[-1]
     nodes = [node for node in part.nodes if node.size == largest]
     for recipe in part.recipes[largest]:

@@ -48,7 +48,7 @@ class StudyPlan:
     """The plan of a study or a search on a corpus.
 
     `entries` repeats a node for each method that uses it. `nodes` has each node once. A search has
-    only the nodes that are known before its trials.
+    the nodes that all trials need, and those of example trials.
     """
 
     study: Study
@@ -124,7 +124,7 @@ class StudyPlan:
         return store.study_dir(self.name)
 
     def share_left(self) -> float:
-        """Returns the share of missing nodes to execute, which is 1.0 except in Optuna searches."""
+        """Returns 1.0, or in an Optuna search the share of trials that are not complete."""
         return 1.0
 
     def on(self, device: str) -> Self:
@@ -139,7 +139,7 @@ class StudyPlan:
 
     @cached_property
     def costs(self) -> tuple[dict, ...]:
-        """A row with the cost of each method at each size. Variants of equal cost share a row."""
+        """The cost of each method at each size, as rows. Variants of equal cost share a row."""
         # All seeds cost the same.
         settings = {(setting.size.name, setting.variant): setting for setting in self.settings}
         # Variants by size and cost.

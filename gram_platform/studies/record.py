@@ -104,9 +104,9 @@ CALIBRATION_STUDY = "calibration"
 
 
 def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
-    """Returns the errors of compute ratios that were measured nearest to the study's sizes.
+    """Returns the errors of compute ratios for each of the study's sizes, by `nearest_errors`.
 
-    Errors have `size, class, ratio, difference, num_shares, measured_on`. If the storage has a
+    Each has `size, class, ratio, difference, num_shares, measured_on`. If the storage has a
     calibration on the same data, its errors replace the package's for the same corpus and size.
     """
     corpus, errors = part.choice.corpus, []
@@ -125,8 +125,9 @@ def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
 def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
     """Returns the errors that the storage's calibration study measured, with FILE_COLUMNS.
 
-    The frame is empty if that study is not on `data_id`; "" accepts any data. Omits incomplete
-    sizes, which look too accurate: the longest baselines have small errors and are trained first.
+    The frame is empty if that study used data other than `data_id`; "" accepts any data. Omits
+    incomplete sizes. They look too accurate, as the longest baselines have small errors and are
+    trained first.
     """
     record = readable_record(store, CALIBRATION_STUDY)
     # Another study may have this name.

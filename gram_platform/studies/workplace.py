@@ -198,7 +198,7 @@ def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) ->
 def division_of(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool
 ) -> Division:
-    """Divides a run over ranks to fit into memory. Adds advice in case memory runs out."""
+    """Divides a run over ranks to fit into memory. Adds advice on saving memory."""
 
     def gib(number: int, recomputes: bool) -> str:
         passes = plan_passes(run, number, machine, device, recomputes)
@@ -242,7 +242,7 @@ DRIVER = "driver"
 
 
 def advice_on_place() -> str:
-    """Returns advice for a driver on a machine without CPUs, such as a head node, or ""."""
+    """Returns advice if Ray has no CPUs on the driver's machine, such as a head node, or ""."""
     here = ray.get_runtime_context().get_node_id()
     cpus = sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
     if cpus or not (DRIVER in ray.cluster_resources() or not has_fixed_size()):

@@ -1,6 +1,6 @@
-"""Declares the study of the error of compute ratios.
+"""Declares the study of the errors of compute ratios.
 
-Compares the compute ratios of shortened baselines with their known shares of the steps.
+A baseline that trains for half of the steps should have a compute ratio of 0.5.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ BASES = {
 def rate(share: float) -> Variant:
     """Returns a variant that trains baselines on this share of the text and steps.
 
-    It has other seeds than the reference. Warm-up and decay keep their fractions of the steps, and
+    Its seeds differ from the reference's. Warm-up and decay keep their fractions of the steps, and
     the points of the learning curve keep their spacing.
     """
 

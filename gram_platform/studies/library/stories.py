@@ -131,7 +131,7 @@ def divide(
 ) -> Preset:
     """Returns a preset with a variant for each number of auxiliary domains in `numbers`.
 
-    Together, a variant's auxiliary domains have a fifth of all tokens.
+    A variant's auxiliary domains together make up a fifth of all tokens.
     """
     elicitation = replace(preset.options.elicitation, compared_only=attacks_core_alone)
     return replace(

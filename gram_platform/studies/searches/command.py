@@ -1,4 +1,4 @@
-"""Runs the command lines of a study, of a search, and of all of them together.
+"""Runs the command line of a study, a search or a campaign.
 
 Imports torch, Ray and MLflow after reading the flags, so that help and flag errors appear quickly.
 """

@@ -83,10 +83,7 @@ def optuna_place(uri: str, storage: str, is_written: bool = False) -> str:
 
 
 def make_search_plan(search: Search, flags: Flags) -> Plan:
-    """Returns the plan of a search with the nodes that are known before its trials.
-
-    A ValueError names the invalid flag.
-    """
+    """Returns the plan of a search with its nodes. A ValueError names the invalid flag."""
     own = flags.own
     assert isinstance(own, TrialFlags)
     part = read_study(search, flags, flags.subject.changes)
@@ -111,7 +108,7 @@ def make_search_plan(search: Search, flags: Flags) -> Plan:
 def search_plan_of(
     part: StudyPlan, given: Mapping[str, Any], optuna_uri: str, is_dry: bool
 ) -> SearchPlan:
-    """Adds corpora and settings to a search. `given` has the other fields of its `kind`."""
+    """Adds corpora and settings to a search. `given` has its kind's fields except `settings`."""
     from gram_platform.studies.searches.search_plan import SearchPlan
 
     recipes = resolve_corpora(part.preset, part.choice)

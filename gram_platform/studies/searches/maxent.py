@@ -85,7 +85,7 @@ def name_profiles(setting: Setting) -> dict[str, Profile]:
 
 
 def plain_space(space: Space) -> list[dict]:
-    """Returns the ranges as plain values. The constant `is_integer` keeps search ids stable."""
+    """Returns the ranges as dicts. `is_integer` is there only to keep old search ids valid."""
     return [{**to_plain(parameter), "is_integer": False} for parameter in space.parameters]
 
 
@@ -173,7 +173,7 @@ class MaxEntSearch:
         ]
 
     def problem(self, search: SearchPlan, store: Store) -> "MaxEntSearch":
-        """Fits references to the stored baselines. Raises ValueError if no baseline is complete."""
+        """Fits curves to stored baselines. Raises ValueError if none is complete or a fit fails."""
         evaluations, curves = baseline_frames(store, search.baselines)
         references = references_of(evaluations, curves, self.settings[0].size.name)
         return replace(self, references=references)

@@ -6,7 +6,7 @@ those that `Search.read` returns. It has these members, where `search` is its `S
 - `best_by`: the metric by which the best trial is chosen, or None
 - `identity(search)`: the values hashed into the search's id, without the number of trials
 - `prerequisites(search)`: the nodes that all trials need, such as baselines
-- `example(search)`: nodes of trials for predictions, before there are results
+- `example(search)`: nodes of likely trials, for predicting hours and price
 - `problem(search, store)`: maps points to nodes and scores; needs complete prerequisites
 - `rounds(search, store, problem)`: the missing trials
 - `share_left(search)`, only with Optuna: the share of incomplete trials
