@@ -28,7 +28,7 @@ def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
     MLflow's files and the site are not checked.
 
     Args:
-        exports: folders of `gram export`, to check as well
+        exports: folders of `gram export` that are checked too
     """
     places, lost, barred, unknown = set(), {}, {}, []
     for place, check in [*_checks(open_existing(storage), unknown), *map(_check_export, exports)]:
@@ -62,7 +62,7 @@ def _problems(check: Callable[[], object]) -> list[str]:
 def _checks(store: Store, unknown: list[str]) -> Iterator[Check]:
     """Yields all checks of a storage.
 
-    A check adds a node's id to `unknown` if its result does not name the weights it used.
+    A check adds a node's id to `unknown` if the node's result does not name the weights used.
     """
     if store.is_local:
         for path, kind in special_entries(store.root):

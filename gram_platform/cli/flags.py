@@ -41,8 +41,8 @@ def open_existing(storage: str) -> Store:
 def find_run(store: Store, text: str) -> str:
     """Returns the id of the run or import that `text` identifies.
 
-    `text` is the beginning of an id, or a run's name in `gram status`, or the beginning of a name,
-    in this order of precedence. Raises ValueError if it matches nothing or is ambiguous.
+    Tries `text` as the beginning of an id, as a name in `gram status` and as the beginning of a
+    name, in this order. Raises ValueError if `text` matches nothing or is ambiguous.
     """
     try:
         return store.find_run(text)

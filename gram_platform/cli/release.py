@@ -108,13 +108,12 @@ def export_command(
         out: a new or empty folder
         modules: modules to switch on, such as virology,lisp=0.5; "" is core alone
         all_modules: switch on every module
-        sources: virology=RUN_ID, to choose the branch if several trained a module (FT-LoRA, FT-MLP)
+        sources: virology=RUN_ID, if several runs trained this module, as in FT-LoRA or FT-MLP
         dtype: data type of the checkpoint
-        max_file_gb: maximum size of a file; larger checkpoints are split into several files
-        check: `own` reads the files back layer by layer; `transformers` also loads them with the
-            transformers library
+        max_file_gb: maximum size of a file; larger checkpoints are split
+        check: `own` reads the files back by layer; `transformers` also loads them with that library
         push: ORG/NAME of the Hugging Face repository to upload to; new repositories are private
-        register: model in MLflow's registry to which the checkpoint is added as a new version
+        register: model in MLflow's registry that gets the checkpoint as a new version
     """
     from gram_platform.release.card import card_subject, card_text
     from gram_platform.release.export import CARD, RECORD, ExportRequest, export_view

@@ -47,7 +47,7 @@ def run_named(name: str, arguments: list[str]) -> None:
 
 
 def run_with_studies() -> Any:
-    """Returns a type for the shell completion of `gram run`, with a subcommand per study."""
+    """Returns a tyro type with a subcommand per study, for shell completion of `gram run`."""
     forms = {}
     for name in study_names():
         study = find_study(name)
@@ -58,7 +58,7 @@ def run_with_studies() -> Any:
 
 
 def list_with_kinds() -> Any:
-    """Returns a type for the shell completion of `gram list`, with a subcommand per kind."""
+    """Returns a tyro type with a subcommand per kind, for shell completion of `gram list`."""
     return _subcommands({what: partial(list_command, what) for what in LISTINGS})
 
 
@@ -93,8 +93,8 @@ def list_command(
     """List what `gram run` can use: studies, methods, presets, corpora, sizes or mixtures.
 
     Args:
-        what: what to list; sizes shows layers, widths and parameters; mixtures shows how many
-            tokens each preset takes from hub datasets, and their shares
+        what: what to list; sizes shows layers, widths and parameters; mixtures shows
+            tokens and share of each hub dataset
         study: the study whose presets, sizes or mixtures are listed (default: all studies)
     """
     of_study = what in ("presets", "sizes", "mixtures")

@@ -23,8 +23,8 @@ def sync_command(
     It is safe to run the command again.
 
     Args:
-        to: mlflow, or a tracker that gets only curves, as files in --folder: tensorboard, wandb
-            (`wandb sync` uploads the files) or the tracker of an installed package
+        to: mlflow, tensorboard, wandb or the tracker of an installed package; all except
+            mlflow get only curves, as files in --folder (`wandb sync` uploads those for wandb)
         folder: folder for the files of a tracker other than MLflow
     """
     store = open_existing(storage)
@@ -110,10 +110,10 @@ def replicate_command(
     """Make tables, claims and reports from losses measured elsewhere, without training.
 
     Args:
-        folder: folder with losses.csv and curves.jsonl; the page "Numbers that were measured
-            elsewhere" describes them; default: the per-seed ratios of the paper's authors
+        folder: folder with losses.csv and curves.jsonl; see the page "Numbers that were
+            measured elsewhere"; default: the per-seed ratios of the paper's authors
         out: folder for the reports and tables, which becomes a storage
-        beside_published: leave out the published results of the same study and methods
+        beside_published: with --no-beside-published, leave out the study's published results
     """
     from gram_platform.cli.reports import write_replicated
 

@@ -26,7 +26,7 @@ USUAL = f"""<p>Or, where it listens at its usual port:
 
 
 def link_page(address: str, command: str) -> bytes:
-    """Returns a page that redirects to MLflow at `address`, or shows `command` if that is ""."""
+    """Returns a page that redirects to `address`, or shows `command` if `address` is ""."""
     closed = (
         "<p>MLflow is closed. This command opens it; then follow the link"
         f" again:</p><pre>{escape(command)}</pre>"
@@ -52,7 +52,7 @@ def write_link_page(database: Path, address: str = "") -> None:
 
 
 def leave_link_page(database: Path, address: str) -> None:
-    """Makes the page say that MLflow is closed, unless it redirects to another address."""
+    """If LINK_PAGE is missing or redirects to `address`, makes it say that MLflow is closed."""
     page = database.with_name(LINK_PAGE)
     if not page.is_file() or page.read_bytes() == link_page(address, ""):
         write_link_page(database)

@@ -150,7 +150,7 @@ class Connection:
                 self.client.set_experiment_tag(self.experiment_id, key, value)
 
     def describe(self) -> None:
-        """Adds links to the views to the experiment's description, unless a user wrote one."""
+        """Puts links to our views in the experiment's description, unless a user wrote it."""
         tags = self.experiment_tags()
         if ABOUT in tags.get(content.NOTE, ABOUT):
             self.set_experiment_tags({content.NOTE: experiment_note(tags, self.experiment_id)})
@@ -168,8 +168,8 @@ class Connection:
         """Writes UTF-8 files {path such as `figures/curves.html`: content} as a run's artifacts.
 
         The artifacts of an SQLite database are written to the folder next to it, even if the
-        database names another folder. Also raises TrackingUnavailable for an unsafe id or path, and
-        for a file that would replace a folder.
+        database names another folder. Raises TrackingUnavailable for an unsafe id or path, or if a
+        file would replace a folder.
         """
         for file, data in files.items():
             if self.database is None:

@@ -145,7 +145,7 @@ def node_entry(node: RunDirectory | EvaluationDirectory) -> NodeEntry | None:
 
 
 def code_tags(code: object) -> dict[str, str]:
-    """Returns the tags for a node's code version, or {} if `code` is empty or no text."""
+    """Returns the tags for a node's code version, or {} if `code` is "" or not a string."""
     if not isinstance(code, str) or not code:
         return {}
     kind, _, name = code.partition(" ")
@@ -234,8 +234,8 @@ def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int) -> list[Metric]:
     """Lists the metrics of the records after `after_step`, with their times.
 
-    Thins training metrics at the same steps for any `after_step`. Skips metrics whose names are too
-    long for MLflow.
+    Keeps training metrics only at the last step and multiples of a stride. Skips metrics whose
+    names are too long for MLflow.
     """
     run, metrics, stride = entry.config, [], max(1, entry.num_steps // NUM_CURVE_POINTS)
     for record in (record for record in records if record["step"] > after_step):

@@ -1,8 +1,7 @@
 """Reads nodes and curves as data frames. MLflow and the storage give equal frames.
 
-`load_runs` and `load_store` return a row for each run that was started and each evaluation that has
-a result, sorted by kind and id. A missing text is "", and a missing number is NaN (float64).
-Columns:
+`load_runs` and `load_store` return a row for each started run and each evaluation with a result,
+sorted by kind and id. Missing texts are "", missing numbers are NaN (float64). Columns:
 
 - `kind, id`: "run" or "evaluation", and the run_id or eval_id.
 - `run_id, view_id`: the run and view that an evaluation measures. A run has its own id and "".
@@ -13,7 +12,7 @@ Columns:
 - `num_tokens, parameters, compute_units, hardware_flops, tokens_per_second`: of complete runs.
 - `loss/<domain>`: validation loss of evaluations, and of complete runs with every module on.
 - `loss_at_best/<domain>`: of complete runs, when the mean over domains was lowest.
-- `surprisal/<domain>`: of continuations, the mean -log probability of drawn tokens, in nats.
+- `surprisal/<domain>`: mean -log probability of the drawn tokens of continuations, in nats.
 - `task/<task>/<metric>`: of scores on tasks of the LM Evaluation Harness.
 """
 
@@ -210,7 +209,7 @@ def _mlflow_row(kind: str, node_id: str, run: Run) -> dict:
 
 
 def _has_eval_points(run: Run) -> bool:
-    """Returns False if all losses of an MLflow run are those of training's progress."""
+    """Returns False if a run's `loss/` metrics are all from progress evaluations."""
     return number_of(run.data.params, content.NUM_EVAL_POINTS) != 0
 
 

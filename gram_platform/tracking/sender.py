@@ -58,11 +58,11 @@ class Sender:
         return run.info.run_id
 
     def _bring_up(self, entry: NodeEntry, records: Sequence[Mapping]) -> Run:
-        """Finds or creates the node's MLflow run, and sends the data that the run lacks.
+        """Finds or creates the node's MLflow run, and sends what the run lacks.
 
-        Other machines may send the same node. Retries if one has deleted this process's MLflow run
-        as a duplicate, or has written the same values first. If MLflow's result differs from the
-        storage's, a new MLflow run replaces the old run.
+        Other machines may send the same node. Retries if another machine deleted this process's
+        MLflow run as a duplicate, or wrote the same values first. If MLflow's result differs from
+        the storage's, a new MLflow run replaces the old run.
         """
         same = ("", entry.tags[content.RESULT])
         for num_left in reversed(range(NUM_TRIES)):

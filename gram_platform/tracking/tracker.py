@@ -120,7 +120,7 @@ class Tracker:
     ) -> list:
         """Sends new and changed nodes to MLflow, and adds to `counts`.
 
-        Returns the nodes whose parents MLflow lacks. Sends them only if `are_orphans` is true.
+        If MLflow lacks a node's parent, returns the node unsent, unless `are_orphans`.
         """
         orphans = []
         with ThreadPoolExecutor(self.num_senders) as threads:
@@ -331,8 +331,8 @@ class Tracker:
     ) -> str:
         """Registers the export in the folder of `record` as a new version of the model `name`.
 
-        Returns the version number. Also sends `run`, the view's run, and logs the exported files as
-        its artifacts. If the export already has a version, only sets the version's tags.
+        Returns the version number. Also sends the view's `run`, and logs the exported files as
+        artifacts of the run. If the export already has a version, only sets the version's tags.
         """
         digest, mlflow_run_id = hash_file(record), self.mirror(run)
         assert mlflow_run_id is not None, "an exported run was attempted"
@@ -370,7 +370,7 @@ class Tracker:
         }
 
     def run_url(self, mlflow_run_id: str, pages: str = LOCAL_UI) -> str:
-        """Returns the URL of a run's page. `pages` is the URL of MLflow's UI for a database."""
+        """Returns the URL of a run's page. If MLflow has no server, `pages` begins the URL."""
         with self._mlflow.reaching():
             experiment_id = self._mlflow.experiment_id
         return (

@@ -151,9 +151,9 @@ def study_views(
 ) -> dict[str, str]:
     """Returns tags with a study's three views, which show evaluations, charts and all nodes.
 
-    `charts` lists the metrics of each chart, and a chart's first metric is its name. Evaluations
-    are sorted by the chart `forget` if there is one, otherwise by the first chart. If `charts` is
-    empty, returns only the view of all nodes.
+    `charts` lists the metrics of each chart. The first metric also names the chart. Evaluations
+    are sorted by the chart `forget` or else by the first. If `charts` is empty, returns only the
+    view of all nodes.
     """
     of_nodes, key = f"tags.`{STUDY}.{study}` != ''", f"gram.{study}."
     nodes = _view(f"{key}runs", f"{study}: runs", of_nodes, _NODE_COLUMNS)
@@ -190,7 +190,7 @@ def _view(
     charts: Sequence[Mapping] = (),
     titles: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Encodes a saved view as MLflow's page does. A view replaces an older one with its key.
+    """Encodes a saved view as MLflow's page does. The view replaces an older one with this `key`.
 
     `order_by` is a column, sorted in ascending order. `titles` maps chart sections to titles.
     """

@@ -104,8 +104,8 @@ def scaling_figure(
 ) -> go.Figure:
     """Draws the compute ratio of one class at one profile against the number of parameters.
 
-    `parameters` maps sizes to parameter counts. `published` has the columns of `table`. Only those
-    of its methods that are in `table` are drawn, as thin lines with hollow markers. A method
+    `parameters` maps sizes to parameter counts. `published` has the columns of `table`. Its
+    methods are drawn as thin lines with hollow markers, except those that `table` lacks. A method
     without ratios of this profile and class has no line.
     """
     if published is None:
@@ -321,9 +321,9 @@ def variant_figure(
 ) -> go.Figure:
     """Draws the compute ratio of one class against the column `variant`, at a size and profile.
 
-    Hollow diamonds are the paper's printed values for `study`, at the paper's model size. The
-    baseline is drawn where its core or retain is not 1. If at least two variants are numbers, all
-    other variants are left out.
+    Hollow diamonds are the paper's printed values for `study`, at the paper's model size. A
+    baseline is drawn only if its core or retain differs from 1, so not if it is its own reference.
+    If at least two variants are numbers, all others are left out.
     """
     variants = list(dict.fromkeys(table[VARIANT]))
     numbers = [variant for variant in variants if is_numeric([variant])]
@@ -358,7 +358,7 @@ def variant_figure(
 def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size: str) -> go.Figure:
     """Draws a method's compute ratio on every domain against the variants.
 
-    Each domain is shown under the profile core+domain, or under core without such a profile.
+    Each domain is shown under the profile core+domain if it has results, otherwise under core.
     `domains` is the result of `domain_table` with a column `variant`.
     """
     rows = domains[(domains["method"] == method) & (domains["size"] == size)]

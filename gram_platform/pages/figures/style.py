@@ -212,7 +212,7 @@ def _short(count: float) -> str:
 def add_band(
     figure: go.Figure, x, low, high, style: Style, opacity: float = 0.18, group: str = ""
 ) -> None:
-    """Fills the area between `low` and `high`. The legend toggles it together with its line."""
+    """Fills the area between `low` and `high`. The legend hides area and line together."""
     figure.add_scatter(
         x=[*x, *x[::-1]],
         y=[*high, *low[::-1]],
@@ -229,7 +229,7 @@ def add_band(
 def add_line(
     figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, hover: dict | None = None
 ) -> None:
-    """Draws column `y` as a line. Intervals are a band, or an error bar if there is only one."""
+    """Draws column `y` as a line. Several intervals form a band, a single one an error bar."""
     low, high = rows[f"{y}_low"], rows[f"{y}_high"]
     is_sure = low.notna() & high.notna()
     has_band = is_sure.sum() > 1
@@ -251,7 +251,7 @@ def add_line(
 
 
 def add_points(figure: go.Figure, places: Iterable, points: Iterable[tuple], colour: str) -> None:
-    """Marks the values of both seeds where there are only two, which give no interval."""
+    """Draws both seeds' values at places with only two seeds, which have no interval."""
     pairs = [(at, value) for at, pair in zip(places, points, strict=True) for value in pair]
     if pairs:
         marker = {"symbol": "circle-open", "size": 5, "color": colour}
@@ -281,7 +281,7 @@ def add_paper_points(
 
 
 def level_line(figure: go.Figure, level: float, name: str) -> None:
-    """Adds a dotted horizontal line. `name` is in the legend, as a label would cover points."""
+    """Adds a dotted horizontal line, named in the legend because a label would cover points."""
     line = {"color": GREY, "dash": "dot", "width": 1.5}
     figure.add_hline(y=level, line=line, name=name, showlegend=True, legendrank=2000)
     figure.update_layout(showlegend=True)

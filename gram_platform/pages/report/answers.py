@@ -49,7 +49,7 @@ FIRST = ("gram", "filtering")
 def answer_study(study: Results) -> list[str]:
     """Returns sentences: methods, size and profile, then an answer for each class with claims.
 
-    Without claims of the paper about these numbers, the second sentence lists the compute ratios.
+    If the paper makes no claims about these numbers, the second sentence lists the compute ratios.
     """
     main = headline_rows(study)
     if main.empty:
@@ -85,7 +85,7 @@ def _describe_place(study: Results, main: pd.DataFrame) -> str:
 
 
 def _claims_here(study: Results, main: pd.DataFrame) -> Iterator[tuple[Claim, Mapping]]:
-    """Yields (claim, its row) for each claim about ratios at the size and variant of `main`."""
+    """Yields (claim, verdict row) for each claim about ratios at `main`'s size and variant."""
     first, methods = main.iloc[0], set(main["method"])
     separations = (separation(method, first["size"]) for method in methods)
     claims = {claim.text: claim for claim in CLAIMS.get(study.record.compare_with, separations)}
@@ -127,7 +127,7 @@ def ratio_text(study: Results, row: Mapping[str, Any], name: str) -> str:
 def error_text(interval: Interval, unit: float) -> str:
     """Formats "0.93 ± 0.05" for an interval, "0.93" for a mean without one, or "" for NaN.
 
-    The error adds the interval's half-width and `unit`, the error of the unit, in quadrature.
+    The error is the sum in quadrature of the interval's half-width and `unit`, the unit's error.
     """
     if math.isnan(interval.mean):
         return ""
@@ -193,7 +193,7 @@ def terminal_warning(study: Results) -> str:
 
 
 def limits_section(study: Results, main: pd.DataFrame) -> Section:
-    """Tabulates the errors from seeds, unit and fits. `main` is the result of `headline_rows`."""
+    """Tabulates the errors of seeds, unit (compute ratio) and fits for the rows `main`."""
     record = study.record
     halves = pd.Series([half for n in CLASSES for half in main[f"{n}_high"] - main[n]], dtype=float)
     unit = [_describe(size, errors) for size, errors in _unit_by_size(record).items()]
@@ -228,9 +228,9 @@ def unit_error(record: StudyRecord, size: str, name: str) -> UnitError:
 
 
 def unit_warning(record: StudyRecord) -> str:
-    """States the error that the unit adds to compute ratios, or how to measure this error.
+    """States the error of the unit (the compute ratio), or how to measure this error.
 
-    Returns "" for numbers measured elsewhere and for the preset without verdicts.
+    Returns "" for numbers measured elsewhere and for UNJUDGED_PRESET.
     """
     if record.preset in ("", UNJUDGED_PRESET):
         return ""

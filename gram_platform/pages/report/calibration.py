@@ -115,8 +115,8 @@ def calibration_page(record: StudyRecord, results: Results, tracker: Tracker | N
 def calibration_figure(errors: pd.DataFrame, size: str) -> go.Figure:
     """Draws compute ratio errors at one size against the true share of the steps.
 
-    Values are means over seeds with 90% t-intervals. `errors` has ERROR_COLUMNS. Each entry of
-    `STYLES` with errors is a line.
+    Values are means over seeds with 90% t-intervals. `errors` has ERROR_COLUMNS. Each key of
+    `STYLES` that has errors is a line.
     """
     of_size, figure, lines = by_class(errors[errors["size"] == size]), go.Figure(), []
     for (error_of, domain), style in STYLES.items():

@@ -67,7 +67,7 @@ def claim_sections(study: Results) -> list[Section]:
 def verdict_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[Section]:
     """Shows verdicts, then differences. Returns [] if there are no claims.
 
-    A collapsed block above the verdicts has `note` and explains how claims are judged.
+    A collapsed block above the verdicts shows `note` and how claims are judged.
     """
     if claims.empty:
         return []

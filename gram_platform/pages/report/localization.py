@@ -290,8 +290,8 @@ def _shade_texts(
 ) -> tuple[ShadedText, ...]:
     """Shades the config's texts, or by default the start of each domain's validation data.
 
-    Each text has a row for each method's profiles core and core+domain. The filtering model of the
-    profile core sets the colour scale.
+    Each text has two rows per method, for the profiles core and core+domain. Filtering's loss
+    increases under core set the colour scale.
     """
     config = store.evaluation(eval_id).config()
     corpus = open_corpus(store, config["data_id"])

@@ -162,9 +162,9 @@ class Mirrored(NamedTuple):
 def read_mirrored(study: str, tracker: Tracker) -> Mirrored | None:
     """Reads a study or search from MLflow. Returns None if MLflow has neither.
 
-    For a grid of learning rates and batch sizes, fits optima and laws again to the logged trials.
-    For other searches, returns the logged table. Raises ValueError for studies that MLflow alone
-    cannot analyse.
+    For a grid of learning rates and batch sizes, refits optima and laws to the logged trials. For
+    other searches, returns the logged table. Raises ValueError for studies that do not measure
+    losses or lack complete results.
     """
     if (plain := tracker.study_file(study, STUDY_FILE)) is not None:
         return _mirror_study(record_from_plain(parse_json(plain, dict)), tracker)

@@ -53,7 +53,7 @@ Intervals are 90% t-intervals over seeds."""
 
 
 def absorption_sections(study: Results) -> list[Section]:
-    """Shows each module's share of the gradient, with a panel per method, size and domain.
+    """Shows modules' shares of the gradient, with a panel per variant, method, size and domain.
 
     Returns [] if no run measured gradient shares.
     """
@@ -130,9 +130,10 @@ def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
 
 
 def composing_sections(study: Results) -> list[Section]:
-    """Shows core and retain against the number of active modules, and the drop of each class.
+    """Shows core and retain by the number of active modules.
 
-    Returns [] for studies that do not vary the number of active modules.
+    Also shows each class's drop from one module to all. Returns [] if the study does not vary this
+    number.
     """
     if study.by_number is None or study.by_number.empty:
         return []

@@ -1,4 +1,4 @@
-"""Reports the samples study: continuations of prompts with the topic kept and removed."""
+"""Reports the samples study: continuations by models that keep or remove the prompt's topic."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -110,7 +110,10 @@ def scaling_sections(study: Results) -> list[Section]:
 
 
 def aggregate_sections(study: Results) -> list[Section]:
-    """Shows the methods' means over profiles, next to the paper's printed or published means."""
+    """Shows the methods' means over profiles, next to the paper's printed means.
+
+    Without these, uses the authors' published means.
+    """
     table, sizes = study.table, _find_mean_sizes(study.table)
     if not sizes:
         return []
@@ -185,7 +188,7 @@ def trend_sections(study: Results) -> list[Section]:
 def paper_sections(study: Results) -> list[Section]:
     """Tabulates our rows next to the paper's printed rows and next to its authors' published rows.
 
-    The printed rows are means over profiles or, in a study with variants, of the main profile.
+    The printed rows are means over profiles. A study with variants has its main profile instead.
     """
     table, paper, varies, tables = study.table, study.record.compare_with, study.record.varies, {}
     if paper in PAPER_SCALES and (varies or _find_mean_sizes(table)):

@@ -198,7 +198,7 @@ def _method(name: str) -> str:
 
 
 def _read_profile(text: str) -> str:
-    """Converts a profile `core+a+b` to `a,b`. A single expert's view, `a`, stays `a`."""
+    """Returns a profile's domains: `a,b` for `core+a+b`, `a` for a single expert's `a`."""
     names = [name.strip() for name in text.split("+")] if text else []
     if len(set(names)) < len(names) or "" in names:
         allowed = "domains joined by +, each once, such as core+virology; core for core alone"

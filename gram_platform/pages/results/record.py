@@ -34,7 +34,7 @@ TO_DATABASE = "../../mlflow.html"
 
 
 class Entry(TypedDict):
-    """A node of a study, with the tags that one method gives it, including `method`."""
+    """A node of a study, with the tags for one of its methods, including `method`."""
 
     id: str
     kind: str
@@ -274,7 +274,7 @@ def with_links(
 
 
 def mlflow_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> dict[str, str]:
-    """Returns {node id: MLflow address}. For an MLflow database, addresses begin with `pages`."""
+    """Returns {node id: MLflow address}. Addresses begin with `pages` if MLflow has no server."""
     runs = {} if tracker is None else tracker.runs()
     return {node_id: tracker.run_url(run.info.run_id, pages) for (_, node_id), run in runs.items()}
 

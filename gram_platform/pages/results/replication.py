@@ -87,7 +87,7 @@ class Declaration:
         variants: tuple[str, ...],
         unit: str,
     ) -> StudyRecord:
-        """Makes the record of a study without runs, compared with the baselines of `unit`."""
+        """Makes the record of a study without runs. `unit` is the reference variant."""
         fields = {**vars(self), "unit": unit, "varies": self.varies if variants else ""}
         del fields["baseline_from"]
         return StudyRecord(
@@ -161,9 +161,9 @@ class BaselineRules:
     def of(self, study: str, size: str, variant: str) -> Baseline:
         """Returns the baseline that a variant is compared with.
 
-        Uses the first that exists: the unit's baseline, the variant's, one without a variant, the
-        only baseline. If the study has no baseline at this size, uses another study's. Raises
-        ValueError if there is no baseline, or if the choice is ambiguous.
+        Uses the first that exists: the baseline of the unit, that of the variant, one without a
+        variant, the only baseline. If the study has no baseline at this size, uses another study's.
+        Raises ValueError if there is no baseline or the choice is ambiguous.
         """
         source = study if self._variants(self.losses, study, size) else self._lender(study, size)
         options = self._variants(self.losses, source, size)
@@ -182,7 +182,7 @@ class BaselineRules:
         return Baseline(source, losses, curves, curves_from)
 
     def unit(self, study: str, size: str) -> str:
-        """Returns the declared unit, or the only variant whose name contains it, or "" if none."""
+        """Returns the declared unit, else the only variant whose name contains it, else ""."""
         unit, options = self.declared[study].unit, self._variants(self.losses, study, size)
         similar = [option for option in options if unit and unit in option]
         return unit if unit in options else similar[0] if len(similar) == 1 else ""
@@ -206,8 +206,9 @@ class BaselineRules:
     ) -> tuple[str, pd.DataFrame]:
         """Returns (study that has the curves, curves) of a baseline.
 
-        Uses the first that exist: the variant's curves, other curves of the study if unambiguous,
-        the curves of another study's baseline with equal losses. Otherwise the curves are empty.
+        Uses the first that exist: the variant's curves, curves without a variant (for the unit or
+        a single baseline), the only curves (for a single baseline), the curves of another baseline
+        with equal losses. Otherwise the curves are empty.
         """
         is_only = len(self._variants(self.losses, study, size)) == 1
         options = self._variants(self.curves, study, size)
@@ -298,7 +299,7 @@ def _prepare(
 
 
 def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
-    """Computes the tables and claims of a study. If `is_beside`, adds the published table.
+    """Computes the tables and claims of a study. If `is_beside`, adds any published table.
 
     Intervals treat the fitted curve as exact, as the published intervals do.
     """

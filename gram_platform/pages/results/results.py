@@ -64,7 +64,7 @@ def read_results(
 ) -> Results | None:
     """Analyses all complete nodes. Returns None if there is no evaluation or no baseline curve.
 
-    Reads the storage if `frames` is None. Leaves out the modules' shares if `store` is None.
+    Reads the storage if `frames` is None. Leaves out gradient shares if `store` is None.
     """
     if frames is None:
         frames = store_frames(store, record.ids, record.curve_runs)
@@ -134,8 +134,8 @@ def judge_study(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
 
     Uses the record's profile even if the table lacks it, because the profile must be chosen before
     there are data. If the paper makes no claims about the study, judges whether retain is above
-    forget, averaged over profiles. Judges numbers measured elsewhere over seeds alone, because
-    their unit's error is unknown.
+    forget, averaged over profiles. Verdicts on numbers measured elsewhere use only
+    intervals over seeds, because the unit's error is unknown.
     """
     errors = errors_by_class(record.unit_errors) if record.preset else None
     if (study := record.compare_with) in CLAIMS:
