@@ -1,7 +1,7 @@
 """Decides how much work to submit to a Ray cluster at once, and which machines to use.
 
-A driver cordons a machine if a probe of its device fails, and gives it no more work. The next
-submission can use the machine again, for example after a repair.
+A driver cordons a machine if a probe of its device fails, and gives it no more work. A later
+driver can use it again, for example after a repair.
 """
 
 import math
@@ -58,11 +58,12 @@ class Admission:
         self._next_look, self._reserved_machine = 0.0, ""
 
     def free_resources(self, may_wait: bool = True) -> "FreeResources":
-        """Returns what can be requested in addition to the nodes in flight.
+        """Returns what can be requested besides the nodes in flight.
 
-        If the cluster can grow, the limit is the maximum that the autoscaler reports, or else
-        `MOST_WAITING` more ranks. Ray queues what does not fit yet, so that the autoscaler starts
-        machines. On other clusters, or with `may_wait=False`, only present machines count.
+        If the cluster can grow, the limit is the autoscaler's reported maximum, or else
+        `MOST_WAITING` more ranks than fit now. Ray queues what does not fit yet, so that the
+        autoscaler starts machines. On other clusters, or with `may_wait=False`, only present
+        machines count.
         """
         resources = self.resources
         if time.monotonic() >= self._ask_again:
@@ -128,7 +129,7 @@ class FreeResources:
     def take(self, num_ranks: int) -> bool:
         """Subtracts a node's resources and returns True, or returns False if they are not free.
 
-        Always succeeds if no other node is requested, so that Ray reports what is missing.
+        If no other node is requested, always succeeds. Then Ray reports what the node lacks.
         """
         request = self.resources.compute_request(num_ranks).items()
         fits = (num_ranks == 1 or self.num_gangs > 0) and all(
@@ -203,7 +204,7 @@ def await_report() -> None:
 
 
 def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], store: Store) -> int:
-    """Returns the largest number of ranks that a node without a result needs, or 0."""
+    """Returns the most ranks that a node without a result needs, or 0 if there is none."""
     widest = 0
     for node in nodes:
         ranks = placements[node.id].fewest.num_ranks
@@ -213,10 +214,10 @@ def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], s
 
 
 def require_capacity(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
-    """Raises ValueError, naming the flag, if the cluster can never hold `widest` ranks.
+    """Raises ValueError with the flag to change if the cluster can never hold `widest` ranks.
 
-    If the cluster can grow, only calls `say` with a warning, because autoscalers rarely report
-    their maximum.
+    If the cluster can grow, calls `say` with a warning instead, because autoscalers rarely
+    report their maximum.
     """
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     capacity = max(
@@ -281,7 +282,7 @@ class Cordon:
 
     @property
     def may_grow(self) -> bool:
-        """Allows new machines until more than `MAX_REPLACEMENTS` in a row fail their probes."""
+        """Returns True until more than `MAX_REPLACEMENTS` machines in a row fail their probes."""
         return self._failures_in_a_row <= MAX_REPLACEMENTS
 
     def require_machines(self, num_ranks: int = 1) -> None:
@@ -296,7 +297,7 @@ class Cordon:
     def lacks_capacity(self, num_ranks: int) -> bool:
         """Returns True if the machines that are not cordoned can never hold `num_ranks` ranks.
 
-        Returns False if no machine is cordoned, because a driver then waits without a time limit.
+        Returns False if no machine is cordoned: nodes then wait for machines without a time limit.
         """
         if not self.reports:
             return False

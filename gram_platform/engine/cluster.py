@@ -175,7 +175,7 @@ def leave() -> None:
 def _watch_ray() -> None:
     """Exits the process with a message if Ray dies or if disconnecting takes too long.
 
-    The thread is started in advance, because Python cannot start threads while it exits.
+    Runs in a thread that starts early, because Python cannot start a thread while exiting.
     """
     patience_s = 0.8 * float(os.environ.get(RECONNECT, RECONNECT_S))
     last_alive = time.monotonic()
@@ -202,7 +202,7 @@ def _size() -> str:
 def _time_limit(
     seconds: float, failure: str, before: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Context manager that calls `before` and exits the process if the block takes too long.
+    """Context manager that, if its block takes too long, calls `before` and exits the process.
 
     A call to Ray can block forever, and Python handles no signals meanwhile.
     """
@@ -263,10 +263,10 @@ def _token(is_named: bool) -> str:
 
 
 def _folder() -> Path:
-    """Returns the parent of Ray's folder: $RAY_TMPDIR, or else $TMPDIR, or else /tmp.
+    """Returns the parent of Ray's folder: $RAY_TMPDIR, else $TMPDIR, else /tmp.
 
-    It must be writable, with a path short enough for Ray's sockets. An unsuitable $TMPDIR is
-    skipped. Raises ValueError for any other unsuitable folder.
+    The parent must be writable, and its path short enough for Ray's sockets. Skips an unsuitable
+    $TMPDIR. Raises ValueError for any other unsuitable folder.
     """
     if named := os.environ.get(FOLDER, ""):
         return _require_writable(Path(named))

@@ -103,11 +103,10 @@ def probe_after_error(device: str) -> Iterator[None]:
 
 
 def probe_here(execution: Execution) -> ProbeReport:
-    """Probes the execution's device in this process, before the process first uses it.
+    """Probes the execution's device in this process, before its first use.
 
-    A GPU is first probed in a new process. If a broken driver aborts that process, this process
-    survives and reports the machine. Calls `set_up_torch`, because it must precede the first
-    product on a GPU.
+    A GPU is first probed in a new process, so that this process survives if a broken GPU driver
+    aborts the probe. Calls `set_up_torch`, which must precede the first matrix product on a GPU.
     """
     set_up_torch(execution)
     if execution.device.startswith("cuda") and (report := probe_afresh(execution.device)).failure:
@@ -147,7 +146,7 @@ def _report(device: str, failure: str) -> ProbeReport:
 
 
 def _failure_of_product(device: str, may_be_full: bool = False) -> str:
-    """Multiplies two matrices on the device; returns the error, or "" if the product is right.
+    """Multiplies two matrices on the device; returns the error, or "" if the product is correct.
 
     With `may_be_full`, an out-of-memory error is not a failure.
     """

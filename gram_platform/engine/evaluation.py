@@ -132,8 +132,8 @@ def _token_losses(
 ) -> list[Measured]:
     """Measures the loss of every token, as a tensor [num_sequences, seq_len] per domain.
 
-    The field `losses` contains the mean of each domain, and `text_losses` the token losses of each
-    text. The model reads a text after an end-of-text token.
+    In the result, `losses` has the mean of each domain, and `text_losses` the token losses of
+    each text. The model reads a text after an end-of-text token.
     """
     (evaluation,) = evaluations
     arrays = {domain: corpus.validation(domain) for domain in evaluation.domains}
@@ -159,8 +159,8 @@ def _continuations(
 ) -> list[Measured]:
     """Samples a continuation (a list of token ids) of each document of each domain.
 
-    A continuation ends at its first end-of-text token. For each domain, the field `surprisals`
-    contains the mean of -log(probability) over the sampled tokens, in nats.
+    A continuation ends at its first end-of-text token. In the result, `surprisals` has each
+    domain's mean of -log(probability) over the sampled tokens, in nats.
     """
     from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer, text_tokens
 

@@ -63,7 +63,7 @@ ALL_ON_ONE_RANK: Mapping[str, Placement] = {}
 class Execution:
     """The settings for executing a node.
 
-    On the CPUs of one machine, only `num_threads` and `placement` can change a result.
+    On the CPUs of one machine, no setting except `num_threads` and `placement` changes a result.
     """
 
     storage: str
@@ -118,7 +118,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources that Ray reserves for a rank or a run, and the limits on requests."""
+    """The resources that Ray reserves for a rank or a run, and limits for a driver's requests."""
 
     cpus_per_rank: float = 1.0
     gpus_per_rank: float = 0.0

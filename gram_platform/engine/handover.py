@@ -144,8 +144,8 @@ def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> No
 def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
     """Packs the files of ended nodes, except weights and checkpoints, into a .tar.gz.
 
-    Returns the number of ended nodes. In a storage with the unpacked archive, these nodes are done
-    or diverged, but nodes that need their weights fail.
+    Returns the number of ended nodes. After unpacking, these nodes are done or diverged, but
+    nodes that need their weights fail.
     """
     lifecycle, root = NodeLifecycle(store), Path(store.root)
     ends = lifecycle.ends(nodes)
@@ -163,10 +163,10 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
 
 
 def unpack_archive(path: Path, store: Store) -> int:
-    """Writes those files of an archive that are missing from the storage; returns their number.
+    """Writes the files of an archive that the storage lacks; returns their number.
 
-    Raises ValueError before it writes anything if the archive contains what `write_archive` never
-    writes, such as a link or a path out of the storage.
+    Raises ValueError before writing anything if the archive contains what `write_archive` never
+    writes, such as a link or a path outside the storage.
     """
     files, folders = set(), set()
     for names, *_ in _read_archive(path):
@@ -185,10 +185,10 @@ def unpack_archive(path: Path, store: Store) -> int:
 
 
 def _read_archive(path: Path) -> Iterator[tuple[tuple[str, ...], int, gzip.GzipFile]]:
-    """Yields (path components, size in bytes, stream at the content) for each file.
+    """Yields (path components, size in bytes, stream positioned at the content) for each file.
 
     Accepts only the headers that `write_archive` writes, for files and long file names. `tarfile`
-    would read any other header into memory, regardless of its size.
+    would read other headers into memory, whatever their size.
     """
     target_kind("archive", path)
     num_files, long_name = 0, ""

@@ -31,7 +31,7 @@ class Heartbeats:
     def look(self, run_ids: Iterable[str]) -> bool:
         """Returns True if a reading has finished since the last call. Never blocks.
 
-        Raises the error of this reading, if any. After a pause, reads the runs' heartbeats again.
+        Raises the error of this reading, if any. Starts the next reading after a pause.
         """
         now = time.monotonic()
         if self._job.is_busy:
@@ -55,7 +55,7 @@ class Heartbeats:
         self._next = ended + max(SHORTEST_PAUSE_S, PAUSE_RATIO * (ended - started))
 
     def _beat_of(self, run_id: str) -> dict | None:
-        """Returns the known attempt's heartbeat if it is new, otherwise the last attempt's."""
+        """Returns the last attempt's heartbeat. First tries the attempt in `latest`."""
         run, before = self._store.run(run_id), self.latest.get(run_id)
         lease = read_lease(run.attempt(before["attempt"])) if before else None
         if before and lease and not lease["released"] and lease["time"] > before["time"]:

@@ -248,12 +248,11 @@ class WaitingNodes:
         return bool(self._tasks or self._open or self.delayed)
 
     def tasks(self) -> Iterator[tuple[int, Iterator[Task]]]:
-        """Yields (number of ranks, tasks that can start), in the order in which they should start.
+        """Yields (number of ranks, tasks that can start), in the order in which to start them.
 
-        The caller calls `start` for each task. Evaluations come first, because they are short and
-        fill the table. Then come the runs with the most ranks, because smaller runs would take
-        their resources. Among runs with equally many ranks, those at the start of the longest chain
-        of nodes, in hours, come first.
+        The caller calls `start` for each task. Evaluations come first, because they are short. Then
+        come runs with the most ranks, because smaller runs would take their resources. Among runs
+        with equally many ranks, the one with the longest chain of dependants, in hours, is first.
         """
         for (_, minus_ranks), queue in sorted(self._queues.items()):
             yield -minus_ranks, (tuple(self._tasks[key]) for _, key in queue)
@@ -338,8 +337,8 @@ def _read_finished(
 ) -> tuple[Mapping[str, Finished | None], set[str]]:
     """Reads the stored state of nodes and of the runs that they need.
 
-    Returns (`store.read_finished` by id, ids of done nodes). A node is done if it has a result, all
-    nodes that it needs are done, and the result was made from their current weights.
+    Returns (result of `store.read_finished`, ids of done nodes). A node is done if it has a result,
+    all nodes that it needs are done, and the result was made from their current weights.
     """
     needs_of = {node.id: node.needs for node in nodes}
     keys = [(node.kind, node.id) for node in nodes]

@@ -1,7 +1,7 @@
 """Finds the cores and ports that this process can use, and creates a folder for Ray.
 
 If a driver is killed, two of its Ray processes run on for a minute, and Ray's files remain. So a
-second process waits until the driver exits, kills the rest of Ray and removes the folder. It
+second process waits for the driver's exit, then kills the rest of Ray and removes the folder. It
 executes this file, which therefore imports only the standard library.
 """
 

@@ -180,8 +180,8 @@ POLL_S = 10.0
 class StopRequest:
     """A request to stop this process, from a signal or because Ray is draining its machine.
 
-    Runs read `received` after every step, which also calls `look` with this object. With
-    `asks_ray=False`, Ray is not asked, and the owner calls `receive` instead.
+    Runs read `received` after every step. Each reading also calls `look` with this object. With
+    `asks_ray=False`, never asks Ray about draining.
     """
 
     def __init__(
@@ -244,8 +244,8 @@ def stop_on_signal(
 ) -> Iterator[StopRequest]:
     """Context manager that turns the first of `signals` into a stop request.
 
-    A second signal calls the previous handler. Only the main thread can handle signals. Other
-    threads get `stop_request`, or by default the request of `note_sigterm`.
+    A second signal calls the previous handler. Only the main thread can handle signals. In
+    another thread, yields `stop_request`, or by default the request of `note_sigterm`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield stop_request or _request_of_process or StopRequest()
@@ -275,7 +275,7 @@ def note_sigterm() -> None:
 def _receive_first(stop_request: StopRequest, signals: Sequence[int]) -> Callable[[], None]:
     """Passes the first of `signals` to `stop_request`, then restores the previous handlers.
 
-    Returns a function that restores them earlier.
+    Returns a function that restores them if no signal has come.
     """
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in signals}
 

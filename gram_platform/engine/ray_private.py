@@ -145,10 +145,10 @@ def _channel(address: str) -> grpc.Channel:
 
 
 def adapt(trainer: Any) -> Any:
-    """Makes a trainer request a run's ranks only once, as a placement group; returns the trainer.
+    """Changes a trainer to request ranks only once, as a placement group; returns the trainer.
 
-    Ray Train would also request each rank separately, and the autoscaler would start machines with
-    one GPU that no rank uses. Also removes Ray Train's process for datasets, which no run has.
+    Ray Train would also request each rank separately, so the autoscaler would start unused one-GPU
+    machines. Also removes Ray Train's unused process for datasets.
     """
     from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
     from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy

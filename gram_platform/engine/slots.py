@@ -114,9 +114,9 @@ class SlotPool:
 
     @property
     def may_come(self) -> bool:
-        """Returns True if slots may still start on a machine that has just been cordoned.
+        """Returns True if slots that were requested before the last cordon may still start.
 
-        They are useful if only one of the machine's GPUs is broken.
+        On the cordoned machine, they are useful if only one GPU is broken.
         """
         return (
             bool(self._list_outdated()) and time.monotonic() - self.cordon.changed < LAST_STARTS_S
@@ -165,8 +165,8 @@ class SlotPool:
     ) -> ray.ObjectRef | None:
         """Submits a task to an idle slot; returns the reference to its warnings.
 
-        Returns None if no suitable slot is idle. A slot with the probe `avoided` is suitable only
-        if all slots have this probe.
+        Returns None if no suitable slot is idle. Slots with the probe `avoided`, where the task
+        lacked memory, are suitable only if no slot has another probe.
         """
         # The slot that was used last gets the task, so that the others can end.
         slot = next((s for s in reversed(self.idle) if self.probes[s] != avoided), None)

@@ -92,7 +92,8 @@ def crash_report(error: BaseException) -> dict[str, Any]:
 def outcome_report(outcome: Outcome) -> dict[str, Any]:
     """Returns the report of a trial's outcome.
 
-    Metrics come first, so that TensorBoard shows them. With `done`, Tune may reuse the process.
+    Metrics come first, because TensorBoard shows only five numbers by default. Tune may reuse the
+    process if `done` is true.
     """
     metrics = {name: float(value) for name, value in outcome.metrics.items()}
     facts = {fact: getattr(outcome, fact) for fact in FACTS}

@@ -166,7 +166,7 @@ class OptunaSource:
     """Proposes trials from Optuna studies, preferring those with many trials left and few started.
 
     A search must have only one driver at a time. Trials that a dead driver left running are
-    proposed again with the same parameters. A new driver replaces failed trials.
+    proposed again with the same parameters. A new driver replaces failed trials with new ones.
     """
 
     def __init__(self, groups: Sequence[Group], space: Space, objective: SearchObjective):
@@ -344,9 +344,9 @@ class _NodeRunner:
 def reservation(placements: Collection[Placement], resources: Resources) -> dict[str, float]:
     """Returns the resources that Ray reserves for a trial whose nodes have these placements.
 
-    A single-rank trial reserves the CPUs and GPUs of a run, and without GPUs also the memory of its
-    largest node. A multi-rank trial only waits for Ray Train's workers, which have their own
-    reservations. It waits on the driver's machine, whose memory limits how many trials can wait
+    A single-rank trial reserves the CPUs and GPUs of a run. On CPUs, it also reserves its largest
+    node's memory. A multi-rank trial waits on the driver's machine for Ray Train's workers, which
+    have their own reservations. That machine's memory limits the number of such trials
     (`most_gangs`).
     """
     if trial_ranks(placements) > 1:
