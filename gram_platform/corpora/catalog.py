@@ -1,6 +1,6 @@
 """Defines the named corpora, except `installed` (see `installed.py`).
 
-The rows are based on dataset cards and existing loading code. They were written without network
+The rows (`HubRow`) are based on dataset cards and loading code. They were written without network
 access, so none is `verified`. The revision "main" is a moving branch. Pin a row to a commit after
 checking it.
 

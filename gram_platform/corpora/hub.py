@@ -1,9 +1,9 @@
-"""Downloads Hugging Face Hub datasets as compressed local files, which are called parts.
+"""Downloads Hugging Face Hub datasets as compressed local files (parts).
 
-`fetch` writes `<folder>/<row id>/part-00000.jsonl.zst` and so on, in a subfolder per shard if a row
-has several. After each part, it saves the stream position (`state_dict` of `datasets`) in
-`state.json`. An interrupted fetch loses at most one part, and resuming it gives the same bytes.
-Corpora with identical rows share parts.
+`fetch` writes the parts of a dataset (`HubRow`) to `<folder>/<row id>/part-00000.jsonl.zst` and so
+on. If there are several shards, each has a subfolder. After each part, the stream's `state_dict` is
+saved in `state.json`. An interrupted fetch loses at most one part, and resuming it gives the same
+bytes. Corpora with identical rows share parts.
 """
 
 import contextlib
@@ -63,12 +63,12 @@ def fetch(
 ) -> tuple[tuple[Unit, ...], dict[str, int]]:
     """Downloads the missing parts of every row. Each worker fetches one shard (file) of a row.
 
-    Returns (units, counts). The units are the parts with the first `source.num_bytes` bytes of each
-    row. `counts` maps a row's name to its number of records that lack a field.
+    Returns (units, counts). The units are the first parts of each row, up to its entry in
+    `source.num_bytes`. `counts` maps a row's name to its number of records that lack a field.
 
     Raises ValueError before the download if the Hub denies access to a row. Also raises ValueError
-    if the first records of a row all lack the same field, or if a record's label is not in its
-    row's labels. Raises Unavailable if a server does not answer.
+    if a row's first records all lack the same field, or if a row does not list a record's label.
+    Raises Unavailable if a server does not answer.
     """
     require_plain(folder)
     rows = source.rows
@@ -302,8 +302,8 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
 def _records(row: HubRow, stream, is_start: bool) -> Iterator[Document | None]:
     """Yields the records that have text and pass the row's filters.
 
-    Yields None for a record that lacks a field. If `is_start`, raises ValueError for a field that
-    is missing from all of the first `FIRST_RECORDS`.
+    Yields None for a record that lacks a field. If `stream` begins with the row's first record
+    (`is_start`), raises ValueError for a field that none of the first `FIRST_RECORDS` has.
     """
     # The fields that no record has had yet, with the names in the last record.
     unseen: dict[str, str] = dict.fromkeys(row.fields, "") if is_start else {}

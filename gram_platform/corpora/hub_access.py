@@ -62,7 +62,7 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
 
 
 def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields (URL, headers) to request. Raises ValueError if the token is not printable ASCII."""
+    """Yields requests (URL, headers). Raises ValueError if the token is not printable ASCII."""
     import datasets
     from huggingface_hub import get_token
 

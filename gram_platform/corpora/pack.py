@@ -1,8 +1,7 @@
 """Packs a corpus atomically.
 
-Splits and tokenises the text part by part (`parts.py`). Then joins the tokens piece by piece and
-cuts them into sequences. Memory holds at most one part, one piece and the keys that determine the
-split.
+Splits and tokenises the text in parts (`parts.py`). Then writes the sequence files in pieces
+(`JoinPiece`). Memory holds at most one part, one piece and the keys that determine the split.
 """
 
 import errno
@@ -230,11 +229,11 @@ def _train_tokenizer(
 
 
 def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: Path) -> None:
-    """Writes a part's documents or passages for the tokenizer's training sample.
+    """Writes a part's text for the tokenizer's sample.
 
-    A document's key determines whether it is sampled. The key is rotated by 32 bits to make the
-    sample independent of the split. Each later passage of a document adds GOLDEN to the key, so
-    that about the same share of every long document is sampled.
+    A document (or passage, for `bpe-passages`) is sampled if its key is below a limit. A document's
+    key is rotated by 32 bits to make the sample independent of the split. Each later passage adds
+    GOLDEN to the key, to sample about the same share of every long document.
     """
     trained, texts = recipe.tokenizer, []
     sampled = {domain.name: domain.num_bytes for domain in recipe.sample_domains}
@@ -270,7 +269,7 @@ class JoinPiece:
 
 
 def _pieces(recipe: CorpusRecipe, pair: tuple[str, str], files: Sequence[tuple]) -> list[JoinPiece]:
-    """Cuts the sequence file of `pair` at block boundaries. Two pieces may share a row."""
+    """Cuts the file of `pair` (split, domain) at block boundaries, even inside a row."""
     seq_len, pieces = recipe.seq_len, []
     row_bytes = (seq_len + 1) * token_dtype(recipe.vocab_size).itemsize
     starts = np.cumsum([0, *(num_tokens for _, num_tokens, *_ in files)]).tolist()
@@ -295,7 +294,7 @@ def _cut_rows(recipe: CorpusRecipe, piece: JoinPiece) -> np.ndarray:
 
 
 def _arrange(recipe: CorpusRecipe, piece: JoinPiece, folder: Path) -> None:
-    """Writes a piece's rows and their permuted positions, sorted by position."""
+    """Sorts a piece's rows by permuted position. Writes positions and rows."""
     order = domain_permutation(recipe.data_id, piece.pair[1], piece.num_rows, inverse=True)
     places = order(np.arange(*piece.rows))
     by_place = np.argsort(places)
@@ -306,9 +305,10 @@ def _arrange(recipe: CorpusRecipe, piece: JoinPiece, folder: Path) -> None:
 def _write_sequences(
     recipe: CorpusRecipe, staging: Path, folders: Sequence[Path], files: PartFiles
 ) -> dict[str, dict]:
-    """Writes the sequence files of all domains and splits. Returns their counts and hashes by path.
+    """Writes the sequence files of all domains and splits. Returns each file's counts and hashes.
 
-    Raises ValueError if a file would be empty, unless it is the validation file of a domain's part.
+    Raises ValueError if a file would be empty, except a part's validation file (its domain's file
+    has that text).
     """
     pairs = [(split, domain) for split in SPLITS for domain in recipe.pools]
     parts = {pair: [] for pair in pairs}

@@ -342,10 +342,10 @@ def prompts_and_truths(
     num_prompt_tokens: int,
     num_tokens: int,
 ) -> list[tuple[list[int], list[int]]]:
-    """Splits documents into prompts and continuations of at most `num_tokens` tokens.
+    """Splits documents into prompts and continuations of at most `num_tokens`.
 
-    `wanted` contains indices into the documents that are longer than `num_prompt_tokens`. Raises
-    ValueError if an index is too large.
+    `wanted` contains indices into the documents that are longer than a prompt
+    (`num_prompt_tokens`). Raises ValueError if an index is too large.
     """
     long_enough = [d for d in split_documents(rows, end_of_text) if len(d) > num_prompt_tokens]
     if max(wanted) >= len(long_enough):

@@ -1,7 +1,7 @@
 """Tests a tokenizer on pages of text, with limits on memory and time.
 
 `tokenizer.require_page` runs this script. Standard input is a JSON list: [sys.path, maximum tokens
-per byte, [bytes of memory, CPU seconds], tokenizer.json, pages]. If the test fails, the script
+per byte, [bytes of memory, CPU seconds], tokenizer as JSON, pages]. On failure, the script
 writes the reason to standard error and exits with code 1.
 """
 
@@ -17,7 +17,7 @@ LONG_CHARS = 1 << 18
 def fault_of(tokenizer, page: str, most: int) -> str | None:
     """Describes the first line that crashes the library or has more than `most` tokens per byte.
 
-    Tests each line of the page and two long texts. Returns None if all pass.
+    Tests each line, a long run of one letter, and the repeated page. Returns None if all pass.
     """
     long = "".join(islice(cycle(page), LONG_CHARS))
     for line in [*page.splitlines(), "a" * LONG_CHARS, long]:

@@ -42,7 +42,7 @@ Workers = Callable[[Callable[[Task], Result], Sequence[Task]], Iterator[tuple[in
 def in_turn(
     function: Callable[[Task], Result], tasks: Sequence[Task]
 ) -> Iterator[tuple[int, Result]]:
-    """Runs tasks serially and yields (index, result) in order. Other `Workers` may reorder them."""
+    """Runs tasks in order and yields each (index, result). Other `Workers` may reorder results."""
     return enumerate(map(function, tasks))
 
 
@@ -87,8 +87,8 @@ class PartFiles:
     ) -> list[Path]:
         """Calls `write(part, folder)` for each part that has no folder yet. Returns all folders.
 
-        A folder is named by a hash of the part and `depends_on`. Apart from the corpus, only these
-        may affect its contents.
+        A folder is named by a hash of the part and `depends_on`. Only these and the corpus may
+        affect its contents.
         """
         keys = [short_hash([str(part), *depends_on]) for part in parts]
         folders = [self.folder / f"{activity.partition(' ')[0]}-{key}" for key in keys]
@@ -105,8 +105,7 @@ class PartFiles:
 def _write_whole(write: Callable[[Task, Path], None], task: tuple[Task, Path]) -> None:
     """Writes a part to a temporary folder and renames it, unless the part is already finished.
 
-    Files named .bin are not flushed to disk, because this is slow. Checksums reveal damage by a
-    power failure.
+    Does not flush .bin files, because this is slow. Checksums reveal damage from a power failure.
     """
     part, target = task
     if target.exists():
@@ -131,7 +130,7 @@ def write_tokens(
 ) -> None:
     """Tokenises a part. Writes one token file per domain and split.
 
-    Also writes counts, and a file of text keys, which `tag_keys` tags with domain and split.
+    Also writes counts, and each document's key, tagged with domain and split (`tag_keys`).
     """
     tokenizer, dtype = _tokenizer(tokenizer_json), token_dtype(recipe.vocab_size)
     end = end_of_text_id(tokenizer)

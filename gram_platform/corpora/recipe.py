@@ -302,7 +302,7 @@ class CorpusRecipe:
         return {label: domain for label, domain in pairs if LABELLED not in label}
 
     def plain(self) -> dict:
-        """Returns the fields that are hashed for `data_id` as JSON values. Paths are excluded."""
+        """Returns the fields that `data_id` hashes, as JSON values without paths."""
         fields = {f.name: v for f, v in identity_fields(self).items() if f.compare}
         source = to_plain(fields.pop("source"))
         if isinstance(self.source, HubSource):
@@ -353,7 +353,7 @@ class CorpusRecipe:
 
 
 def recipe_from_plain(plain: Mapping) -> CorpusRecipe | None:
-    """Rebuilds a recipe from `plain()`. Returns None unless it has stories and a trained BPE."""
+    """Rebuilds a recipe of stories and a trained BPE from `plain()`. Returns None for others."""
     tokenizer, source = from_plain(TokenizerRecipe, plain["tokenizer"]), dict(plain["source"])
     if source.pop("kind") != StoriesSource.__name__ or not tokenizer.is_trained:
         return None

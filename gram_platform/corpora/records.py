@@ -297,7 +297,7 @@ def _find_columns(path: Path, schema) -> list[str]:
 
 
 def _make_record(where: str, text: object, label: object, true_label: object = None) -> Document:
-    """Makes a record. Its label is `TRUE_LABEL -labelled-> LABEL` if `true_label` differs."""
+    """Makes a record. If `true_label` differs, the label is `TRUE_LABEL -labelled-> LABEL`."""
     seen = _text_of(where, "label", label)
     if true_label not in (None, label):
         seen = _text_of(where, TRUE_LABEL, true_label) + LABELLED + seen

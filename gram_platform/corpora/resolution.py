@@ -231,7 +231,7 @@ def _list_names(labels: Collection[str]) -> str:
 
 
 def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[str]:
-    """Returns the labels outside core, sorted. Raises ValueError if one is no valid domain name."""
+    """Returns the labels outside core, sorted. Raises ValueError if one cannot name a domain."""
     auxiliary = sorted(set(labels) - set(core))
     for label in auxiliary:
         if label == CORE:
@@ -382,7 +382,7 @@ def _of_files(
 def _divide_core(
     domains: tuple[DomainRecipe, ...], adjacent: tuple[str, ...], counts: Counts
 ) -> tuple[DomainRecipe, ...]:
-    """Moves core's labels that are in `adjacent` into a separate part, `core:core`."""
+    """Moves core's `adjacent` labels (see `Packing`) into a separate part, `core:core`."""
     (core, *others), known = domains, [label for d in domains for label in d.labels]
     for label in adjacent:
         require_choice("adjacent", label, known)

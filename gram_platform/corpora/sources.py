@@ -50,7 +50,8 @@ def silent(activity: str, done: int, total: int | None) -> None:
 def find_units(corpus: Path) -> tuple[Unit, ...]:
     """Finds the units of a folder (with subfolders), a data file, or a .json of labelled globs.
 
-    Warns if folders are skipped or several splits are found. Raises ValueError if there is no file.
+    Warns if it skips folders, or finds `train` and other splits. Raises ValueError if it finds no
+    file.
     """
     if corpus.suffix.lower() == ".json" and target_kind("corpus", corpus) == A_FILE:
         return _glob_units(corpus)
@@ -132,8 +133,7 @@ def scan_units(
 ) -> list[Unit]:
     """Returns the scanned units, sorted by content hash. Reads only units that are not cached.
 
-    Raises ValueError with file and line for the first bad record, or before reading if the cache is
-    not writable.
+    Raises ValueError for the first bad record, with file and line, or if the cache is not writable.
     """
     if cache_dir is not None:
         require_plain(cache_dir / SCANS)
@@ -184,7 +184,7 @@ def _scan(unit: Unit, report: Callable[[int], object]) -> Unit:
 
 
 def _pieces(unit: Unit) -> tuple[Unit, ...]:
-    """Divides the text files of a label into groups, and a plain .jsonl at line ends."""
+    """Groups a label's text files, or cuts a large plain .jsonl at line ends. Others stay whole."""
     if unit.label:
         return tuple(replace(unit, paths=paths) for paths in group_pieces(unit.paths, size_of))
     (path,) = unit.paths
@@ -219,7 +219,7 @@ def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
 
 
 def forget(units: Sequence[Unit], changed: Sequence[Path], cache_dir: Path) -> None:
-    """Deletes scans of `units`, and `changed` files that were fetched, so that both are redone."""
+    """Deletes scans of `units`, and fetched files among `changed`, so that both are redone."""
     for unit in units:
         # A missing file has no scan.
         with contextlib.suppress(ValueError):

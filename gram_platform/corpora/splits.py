@@ -51,7 +51,7 @@ def thresholds(recipe: CorpusRecipe) -> dict[str, int]:
 
 
 class Candidates(NamedTuple):
-    """The keys (uint64) of texts that may determine the split of equal texts in other parts."""
+    """The keys (uint64) of texts that could get different splits in different domains."""
 
     # Keys of held-out text.
     held_out: np.ndarray
@@ -128,7 +128,7 @@ def tag_keys(
 
 
 def count_duplicates(path: Path) -> dict[str, int]:
-    """Returns `COUNTS` for a file of tagged keys, which is sorted in place and then deleted.
+    """Counts what `COUNTS` lists in a file of tagged keys. Sorts the file in place and deletes it.
 
     A document counts as repeated if an earlier document has the same text.
     """
@@ -149,7 +149,7 @@ def count_duplicates(path: Path) -> dict[str, int]:
 
 
 def _count(tagged: np.ndarray) -> dict[str, int]:
-    """Returns `COUNTS` for sorted tagged keys, which must include every key of each text."""
+    """Counts what `COUNTS` lists in sorted tagged keys. One call must get all keys of a text."""
     keys, tags = tagged & ~TAG_MASK, (tagged & TAG_MASK).astype(np.int64)
     starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
     spread = [

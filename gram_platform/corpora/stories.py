@@ -247,7 +247,7 @@ def _fill(template: str, draw) -> str:
 
 
 def _people(source: StoriesSource, topic: str) -> list[tuple[str, list[str]]]:
-    """Returns (name, clauses) of each person. The first clauses are shared by all topics."""
+    """Returns (name, clauses) of each person. All topics share the first people's clauses."""
     seed, num_clauses = source.seed, source.num_facts * 3 // 4
     num_people = num_clauses // FACTS_PER_PERSON
     num_shared = round(source.shared_fact_share * num_clauses)
@@ -285,7 +285,7 @@ def _customs(source: StoriesSource, topic: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _topic_sentences(source: StoriesSource, topic: str) -> tuple:
-    """Returns (openings, sentences by person, customs, person weights, custom weights)."""
+    """Returns (openings, people's sentences, customs, cumulative weights of people, of customs)."""
     people = [_person_variants(name, clauses) for name, clauses in _people(source, topic)]
     customs = _customs(source, topic)
     order = random.Random(_seed(source.seed, "ranks", topic))

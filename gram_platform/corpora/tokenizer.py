@@ -214,7 +214,7 @@ def _special(tokenizer: Tokenizer) -> set[str]:
 
 
 def _of_template(tokenizer: Tokenizer) -> str:
-    """Returns the token that the template appends to a text, or "" for any other template."""
+    """Returns the one token that the post-processor appends to a text, or "" if it does not."""
     processor = tokenizer.post_processor
     match json.loads(processor.__getstate__()) if processor else {}:
         case {"single": [{"Sequence": _}, {"SpecialToken": {"id": name}}]}:
@@ -225,8 +225,8 @@ def _of_template(tokenizer: Tokenizer) -> str:
 def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
     """Returns the id of the token that separates documents.
 
-    This is `named` if given, otherwise the template's token, otherwise the first token of
-    `KNOWN_ENDS`. The last two must be special tokens, because text could contain other tokens.
+    This is `named` if given, otherwise the token that the post-processor appends, or else the first
+    of `KNOWN_ENDS`. The latter two must be special tokens, because text could contain others.
     Raises ValueError if there is none.
     """
     if named:
@@ -263,7 +263,7 @@ def separator_tokens(path: Path, text: str) -> tuple[tuple[int, ...], int]:
 def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
     """Returns the id of the token that separates documents, without fetching a tokenizer.
 
-    Raises ValueError for a Hub tokenizer that is not in `HUB_ENDS` or sets `end_of_text`.
+    Raises ValueError for a Hub tokenizer that sets `end_of_text` or is not in `HUB_ENDS`.
     """
     if recipe.is_trained:
         return 0
@@ -280,7 +280,7 @@ def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
 def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
     """Raises ValueError unless all token ids are below `vocab_size`.
 
-    Also raises ValueError if the tokenizer `source` has no words, and so encodes text to no tokens.
+    Also raises ValueError if the tokenizer `source` has only `KNOWN_ENDS`, which encode no text.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary.keys() - KNOWN_ENDS:
@@ -357,7 +357,7 @@ class Speller:
         self._replaced = [] if np.isin(ids, self._unknown).any() else ids
 
     def lost(self, text: str, ids: list[int]) -> tuple[int, int, int, int]:
-        """Counts a text's (unknown tokens, lost characters, tokens, characters)."""
+        """Counts unknown tokens, lost characters, tokens and characters of a text."""
         is_unknown, total = np.isin(ids, self._unknown), len("".join(text.split()))
         # Checked first, because the library computes offsets slowly.
         if not is_unknown.any() and self._tokenizer.decode(ids) == text:
@@ -373,7 +373,7 @@ class Speller:
         return int(is_unknown.sum()), lost, len(ids), total
 
     def _find_lost(self, sign: str) -> bool:
-        """Returns True if a placeholder replaces a character or one of its bytes has no token."""
+        """Returns True if a character becomes a placeholder, or one of its bytes has no token."""
         if self._is_byte_level:
             ((signs, _),) = BY_BYTE.pre_tokenize_str(sign)
             if any(self._tokenizer.token_to_id(byte) is None for byte in signs):

@@ -1,8 +1,7 @@
 """Chooses, once per process, between plain torch and code that is faster on some CPUs.
 
-The fast code needs a private torch operator (`kernels.py`) and glibc's allocator. Plain torch is
-slower and rounds differently. It is used where these are missing, as on macOS, and if
-GRAM_CPU_CODE=torch.
+The fast code uses a private torch operator (`kernels.py`) and glibc's allocator. Each is used only
+where it exists, and neither if GRAM_CPU_CODE=torch. Plain torch is slower and rounds differently.
 """
 
 import contextlib
@@ -57,8 +56,8 @@ UNTRIMMED_BYTES = 2**31 - 1
 def keep_freed_memory() -> Iterator[None]:
     """Context manager that keeps glibc from returning freed heap memory to the system.
 
-    Does nothing without glibc. Blocks of 32 MiB or more still return at once. glibc cannot restore
-    its own thresholds, so memory freed after the block is kept until the next use exits.
+    Does nothing without glibc. Allocations of 32 MiB or more are still returned at once. glibc
+    cannot restore its own thresholds, so memory freed after the exit is kept until the next exit.
     """
     libc = ctypes.CDLL(None)
     if os.environ.get(VARIABLE) == PLAIN or not hasattr(libc, "mallopt"):

@@ -1,4 +1,4 @@
-"""Computes GELU, rotary embedding and attention, on a CPU faster than torch (FINDINGS.md).
+"""Computes GELU, rotary embedding and attention, faster than torch on a CPU (FINDINGS.md).
 
 Results match torch's up to rounding. Shapes are as in `transformer.py`. G = H / K query heads share
 a key-value head.
@@ -127,7 +127,7 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate(x_BnTh: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
-    """Rotates a few sequences at a time to fit the cache, if all sequences have the same angles."""
+    """Rotates a few sequences at a time to fit the cache, or all at once if their angles differ."""
     rows = max(1, ROTATED_AT_ONCE // x_BnTh[0].numel())
     if rows >= len(x_BnTh) or cos.dim() > 2:
         return _rotate_chunk(x_BnTh, cos, sin, direction)
@@ -180,7 +180,7 @@ def _arguments(
     is_causal: bool,
     mask_BTT: Tensor | None,
 ) -> dict:
-    """Returns the arguments for torch's attention. May repeat keys and values on a GPU."""
+    """Returns torch's attention arguments. On a GPU, repeats keys and values if needed."""
     group, is_masked = q_BHTh.shape[1] // k_BKSh.shape[1], mask_BTT is not None
     is_on_gpu = q_BHTh.device.type != "cpu"
     if is_on_gpu and group > 1 and repeats_keys(q_BHTh.dtype, q_BHTh.shape[3], is_masked):
@@ -200,7 +200,7 @@ def repeats_keys(dtype: torch.dtype, head_dim: int, is_masked: bool) -> bool:
 
 @functools.cache
 def gpu_kernels() -> frozenset[str]:
-    """Returns the attention kernels that torch may use on the GPU, or all without a GPU."""
+    """Returns the attention kernels that the GPU can use, or all if there is no GPU."""
     if not torch.cuda.is_available():
         return GPU_KERNELS
     switches, is_ampere = torch.backends.cuda, torch.cuda.get_device_capability() >= (8, 0)
@@ -246,7 +246,7 @@ def _causal_flash(
 ) -> tuple[Tensor, Tensor]:
     """Returns out_BHTh of causal attention, and the log-sum-exp of each query's scores.
 
-    With a mask, torch's public function is not causal and does twice the work.
+    torch's public function cannot combine a mask with `is_causal`, and so does twice the work.
     """
     group = q_BHTh.shape[1] // k_BKTh.shape[1]
     k_BHTh, v_BHTh = (x.repeat_interleave(group, dim=1) for x in (k_BKTh, v_BKTh))
@@ -319,7 +319,7 @@ class _CausalAttention(torch.autograd.Function):
 
 
 def _with_subtracted(x_BHTh: Tensor, scale: float, subtracted_BHT: Tensor) -> Tensor:
-    """Returns scaled x with two more columns, whose sum is -subtracted in twice the precision."""
+    """Returns x * scale with two more columns: rounded -subtracted, and its rounding error."""
     *shape, h = x_BHTh.shape
     out = x_BHTh.new_empty(*shape, h + 2)
     torch.mul(x_BHTh, scale, out=out[..., :h])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Rows(NamedTuple):
-    """The sequences in a pass that have a module. Those that train the module come first."""
+    """The sequences that have a module. Those that train the module come first."""
 
     index_R: Tensor
     # How many train it. None if all do or none does.

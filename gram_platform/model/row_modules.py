@@ -4,7 +4,7 @@ Each module is computed only for the rows that have it, so a forbidden module ca
 not even as NaN times zero.
 
 Shapes: B rows, T tokens, D d_model, F hidden units and r rank of the widest module, M modules, P
-(row, module) pairs, n tokens of one module's pairs. A layer maps X to Y: D to F, F to D or D to D.
+(row, module) pairs, n tokens of one module's pairs. X and Y are input and output sizes, D or F.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +26,8 @@ class Pairs:
     """(row, module) pairs, sorted by module.
 
     Pair i reads row `sources_P[i]` and adds to row `targets_P[i]`. Both are None if all rows have
-    the same single module. Weights are None if all are 1. Padding writes to an extra row B, which
-    is dropped.
+    the same single module. Weights are None if all are 1. Padding pairs add to an extra row B,
+    which is dropped.
     """
 
     num_rows: int
@@ -55,8 +55,8 @@ class Pairs:
 class Activation:
     """The modules of each row in a batch.
 
-    `padded` has the same number of pairs for all modules. It is None if that wastes too much, or if
-    fewer than two modules are active.
+    `padded` has the same number of pairs for all modules. It is None if this exceeds `MAX_PADDING`,
+    or if fewer than two modules are active.
     """
 
     pairs: Pairs

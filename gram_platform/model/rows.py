@@ -109,7 +109,7 @@ class RowReader:
         num_tokens_B: Tensor,
         rows_B: Tensor,
     ) -> Tensor:
-        """Returns the start of each token's document [B, T]. Stores the next token's start."""
+        """Returns each token's document start [B, T]. Stores the start for the next token."""
         before_B = torch.where(positions_BT[:, 0] > 0, self._starts_R[rows_B], 0)
         after_BT = torch.where(tokens_BT == self.model.config.document_end, positions_BT + 1, 0)
         starts_BT1 = torch.cat([before_B[:, None], after_BT], dim=1).cummax(dim=1).values
@@ -127,9 +127,9 @@ class RowReader:
     ) -> Tensor:
         """Adds new keys and values to the cache. Returns the attention's output x_BTD.
 
-        The query heads of a group use one key-value head, which is not copied. `first_head` is the
-        attention's first key-value head in the cache. `rows` are the rows of `reading`, preferably
-        as a slice, which copies no keys or values.
+        The query heads of a group share one key-value head, not copies. `first_head` is the
+        attention's first key-value head in the cache. `rows` are the cache's rows in `reading`. A
+        slice copies no keys or values.
         """
         rows_B, positions_BT, visible_BTS, cos, sin = reading
         q_BHTh, *new = attention.heads(normed_BTD, lambda x, _: rotate(x, cos, sin))
@@ -147,7 +147,7 @@ class RowReader:
     def _attend_modules(
         self, block: Block, layer: int, normed_BTD: Tensor, reading: Reading, active: Activation
     ) -> Tensor:
-        """Sums the heads of each row's modules, each computed only for the rows that have it."""
+        """Returns the weighted sum of each row's module heads. Skips heads that a row lacks."""
         pairs, outs, begin = active.pairs, [], 0
         for module, number in pairs.counts:
             chosen = slice(begin, begin + number)

@@ -303,7 +303,7 @@ def _checkpoint(block: Block, *inputs) -> Tensor:
 
 
 def parameter_set(name: str) -> str:
-    """Returns the set of a parameter name: shared, core_mlp or a module's set."""
+    """Returns a parameter's set: shared, core_mlp or a module's set."""
     parts = name.split(".")
     if parts[0] != "blocks" or parts[2] not in ("mlp", "aux", "heads"):
         return SHARED
@@ -316,7 +316,7 @@ def is_module(name: str) -> bool:
 
 
 def is_trained(config: ModelConfig, name: str, trained: Collection[str]) -> bool:
-    """Returns True if a route that trains the sets `trained` trains the parameter `name`."""
+    """Returns True if training the sets `trained` also trains the parameter `name`."""
     of_set = parameter_set(name)
     if of_set == SHARED and EMBEDDINGS in trained:
         return name.startswith("wte") or "ln_" in name
@@ -349,8 +349,8 @@ def initial_weight(config: ModelConfig, seed: int, name: str, shape: tuple[int, 
     """Returns a parameter's initial float32 value, which depends only on the arguments.
 
     Weights are normal with `init_std`, divided by sqrt(2 x layers) for projections into the
-    residual stream (GPT-2's convention; the paper does not say). Biases are 0, norm gains 1. A
-    LoRA's B is 0, and its A has variance 1 / (3 fan-in) [ours].
+    residual stream (as in GPT-2; the paper does not say). Biases are 0, norm gains 1. A
+    LoRA's B is 0, and its A has variance 1 / (3 fan-in), our choice.
     """
     if name.endswith(("bias", "fc_b.weight", "gate_b.weight", "proj_b.weight")):
         return torch.zeros(shape)
