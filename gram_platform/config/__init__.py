@@ -2,8 +2,7 @@
 """Defines `RunConfig`, the frozen dataclass that determines a training stage, and its `run_id`.
 
 A `RunConfig` has everything that can change a result, but no paths, names or hardware. `run_id`
-hashes its canonical JSON, so equal configs are the same run on every machine. Use
-`dataclasses.replace(run, ...)` for variants.
+hashes its canonical JSON, so equal configs are the same run on every machine.
 """
 
 from collections.abc import Mapping

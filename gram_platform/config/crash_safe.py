@@ -100,7 +100,7 @@ def remove_whole(path: str | Path) -> None:
 def require_plain(folder: str | Path) -> None:
     """Raises ValueError if a storage folder is, or contains, a link, pipe, socket or device.
 
-    Anyone with write access to the storage can create a link to any path on this machine.
+    Through a link, this process could read or write outside the storage.
     """
     if (kind := kind_of(folder)) not in (A_FOLDER, ""):
         raise unplain(folder, kind, A_FOLDER)
@@ -109,7 +109,7 @@ def require_plain(folder: str | Path) -> None:
 
 
 def unplain(path: str | Path, kind: str, expected: str) -> ValueError:
-    """Returns the error for a path of the wrong kind in a storage, such as a link."""
+    """Returns the error for a link or another wrong kind of path in a storage."""
     remedy = "remove it; to use another disk, mount it there or name a folder on it by --storage"
     return invalid("storage", str(path), f"{expected}, found {kind}: {remedy}")
 
@@ -168,9 +168,9 @@ def create_database(path: Path, make: Callable[[Path], object]) -> None:
 
 
 def this_place() -> str:
-    """Returns the host name, boot id and pid namespace, within which each pid is unique.
+    """Returns the host name, boot id and pid namespace as one string.
 
-    The host name alone is not enough, because containers may share it.
+    Processes with equal strings have different pids. Containers may share a host name.
     """
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:

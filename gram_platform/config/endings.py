@@ -35,7 +35,7 @@ _has_begun = False
 
 
 class Stopped(RuntimeError):
-    """Stops the work for an external reason, with a one-line message and exit code 1."""
+    """Raised if an external event stops the work. The command exits with one line and code 1."""
 
 
 class Unavailable(Stopped):
@@ -43,7 +43,7 @@ class Unavailable(Stopped):
 
 
 def exit_with(work: Callable[[], int]) -> None:
-    """Runs `work`, and exits with the returned code or that of an error (see `exit_codes`)."""
+    """Runs `work`, then exits with the code it returns, or an error's code (see `exit_codes`)."""
     # Garbage collection at shutdown would walk all objects of torch and Ray for .8 s of CPU.
     atexit.register(gc.freeze)
     outlive_output()
@@ -67,8 +67,8 @@ def exit_codes(advice: str = "") -> Iterator[None]:
     """Context manager that exits with a message and an exit code if the block fails.
 
     Adds `advice` to the message after a signal, and to most errors after `begin_work`. Unexpected
-    exceptions keep their traceback. SIGTERM is handled like Ctrl-C. A user without a home directory
-    is an input error, because MLflow and Ray cannot be imported then.
+    exceptions keep their traceback. SIGTERM is handled like Ctrl-C. A missing home directory is bad
+    input, because MLflow and Ray cannot be imported without one.
     """
     global _has_begun
     _has_begun = False
@@ -137,7 +137,7 @@ def explain_error(error: BaseException) -> str:
 
 
 def worst(*codes: int) -> int:
-    """Returns the first of 2, 1 and 3 that is among the codes, otherwise the largest code."""
+    """Returns the most severe exit code: 2, then 1, then 3, then the largest of the others."""
     return next(
         (code for code in (BAD_INPUT, FAILED, TIME_IS_UP) if code in codes),
         max(codes, default=DONE),

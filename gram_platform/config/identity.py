@@ -122,10 +122,10 @@ def require_real(
 def require_fields(
     owner: str, value: Any, low: float, *names: str, high: float = math.inf, open_low: bool = False
 ) -> None:
-    """Raises ValueError unless these fields of a dataclass are in the range.
+    """Raises ValueError unless these fields of a dataclass are in [low, high].
 
-    Fields of type int must be integers. Errors call a field `owner.name`, or `name` if there is no
-    owner.
+    `open_low` excludes low. Fields of type int must be integers. Errors call a field `owner.name`,
+    or `name` if `owner` is empty.
     """
     types = {
         field.name: getattr(field.type, "__origin__", field.type)
@@ -165,7 +165,7 @@ def require_each_once(field: str, values: Collection) -> None:
 
 
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
-    """Returns "one of {of}{choices}", with a suggestion if the value seems misspelt."""
+    """Joins "one of ", `of`, the choices, and a suggestion if the value seems misspelt."""
     choices = tuple(choices)
     return f"one of {of}{', '.join(choices)}{suggest(value, choices)}"
 
@@ -178,7 +178,7 @@ def suggest(value: object, choices: Iterable[str]) -> str:
 
 
 def require_name(field: str, value: Any) -> None:
-    """Raises ValueError unless the value is a valid name of parameters, metrics and files."""
+    """Raises ValueError unless the value is a valid name for parameters, metrics and files."""
     is_text = isinstance(value, str) and value and value == value.strip()
     if not is_text or NOT_IN_NAMES.search(value):
         allowed = "a non-empty name without . / , + = \\, control characters or surrounding blanks"
@@ -207,8 +207,8 @@ def require_metric_name(field: str, value: str) -> None:
 def require_tellable(field: str, names: Collection[str], others: Iterable[str] = ()) -> None:
     """Raises ValueError if a label has invisible characters or looks like another label.
 
-    Only new corpora are checked. Labels look alike if case folding and Unicode's NFKC make them
-    equal, such as K and the Kelvin sign. Similar letters of two alphabets are accepted.
+    Labels look alike if case folding and Unicode's NFKC make them equal, such as K and the Kelvin
+    sign. Similar letters of two alphabets are accepted.
     """
     seen = {_fold_look(name): name for name in others}
     for name in names:

@@ -38,10 +38,10 @@ class Sharing:
 def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) -> Sharing:
     """Decides how `num_ranks` ranks on `device` (cpu or cuda) share a model.
 
-    Weights of at most `KEPT_BYTES` in this precision stay gathered. Large models and bfloat16
-    models with LoRAs reduce gradients in every pass, others once a window. (A LoRA is in its
-    block's group, whose gradients need one dtype, but gradients of a window would be float32.)
-    Large MLP modules are groups of their own. So are all MLP modules in bfloat16 models that reduce
+    Weights of at most `KEPT_BYTES` in this precision stay gathered. Gradients are reduced once a
+    window, but in every pass if the model is large, or is bfloat16 and has LoRAs. (Otherwise, a
+    LoRA's gradients could differ in dtype from those of its block, which FSDP rejects.) Large MLP
+    modules are gathered apart from their block. So is every MLP module if a bfloat16 model reduces
     once a window.
     """
     parameters, in_float32 = total_parameters(model), precision == "float32"
@@ -96,15 +96,15 @@ def attention_kernel(
     is_masked: bool,
     available: Collection[str] = GPU_KERNELS,
 ) -> str:
-    """Returns the name of the attention kernel for `device` (cpu or cuda).
+    """Names the attention kernel for `device` (cpu or cuda).
 
-    A value has `num_bytes`: 4 in float32, 2 in bfloat16. If `is_masked`, attention does not cross
+    A number has `num_bytes`: 4 in float32, 2 in bfloat16. If `is_masked`, attention does not cross
     document ends. `available` lists the kernels that torch and the GPU support.
 
-    torch's flash and cuDNN kernels need 16-bit values, heads of at most `LARGEST_HEAD` and no
-    document mask. They take grouped keys. The memory-efficient kernel needs aligned heads, and keys
-    and values repeated for every head (`sdp_utils.cpp` of torch 2.13). Plain matrix products
-    ("math") store every score.
+    torch's flash and cuDNN kernels need 16-bit numbers, heads of at most `LARGEST_HEAD` and no
+    document mask. Query heads may share keys. The memory-efficient kernel needs aligned heads, and
+    keys and values repeated for every query head (`sdp_utils.cpp` of torch 2.13). Plain matrix
+    products ("math") store every score.
     """
     if device == "cpu":
         return ON_CPU if num_bytes == 4 else ON_CPU_IN_BLOCKS

@@ -3,7 +3,7 @@
 Values are merged before they are validated. A dataclass rejects unknown fields, and a TypedDict
 keeps them.
 
-No library does this: cattrs converts "3" to 3, msgspec and pydantic drop unknown fields, and
+We use no library, because cattrs converts "3" to 3, msgspec and pydantic drop unknown fields, and
 msgspec reports the location of an error only in its text.
 """
 

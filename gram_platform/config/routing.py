@@ -46,7 +46,7 @@ class MicroBatch:
 def passes_of_window(window: Sequence[MicroBatch], most: int) -> list[list[MicroBatch]]:
     """Divides a window into the fewest passes with at most `most` micro-batches each.
 
-    Micro-batches that train the core come first, unless passes have one micro-batch.
+    Micro-batches that train the core come first, unless each pass has only one.
     """
     number = -(-len(window) // most)
     size = -(-len(window) // number)
@@ -131,11 +131,10 @@ class Schedule:
         return uniforms(hash_key(self.config.seed, name), self._units) < probability
 
     def _draw_companions(self) -> np.ndarray:
-        """Draws each unit's companions, and returns them as bits of int64 [num_units].
+        """Draws each unit's companions, and returns int64 [num_units] in which bit i is module i.
 
-        Companions are active modules other than the unit's own. Core batches with companions have
-        one (the paper), a random subset [ours] or all modules. `_route` decides which companions
-        are trained.
+        Companions are active modules other than the unit's own. If a core batch has any, they are
+        one module (the paper), a random subset [ours] or all modules.
         """
         routing, num_subsets = self.config.routing, 1 << len(self._modules)
         beside = np.zeros(len(self._units), dtype=np.int64)
@@ -212,7 +211,7 @@ class Schedule:
 
     @cached_property
     def _unit_rank(self) -> np.ndarray:
-        """For each unit, the number of earlier units of its domain, int64 [num_units]."""
+        """Each unit's index among the units of its domain, int64 [num_units]."""
         rank = np.empty(len(self._domain_of_unit), dtype=np.int64)
         for index in range(len(self.domains)):
             mine = self._domain_of_unit == index

@@ -13,7 +13,7 @@ LONGEST_CELL = 500
 
 
 def say(text: object = "", file: TextIO | None = None) -> None:
-    """Prints `printable` text to a file (default: standard output), and flushes it."""
+    """Escapes text with `printable`, prints it to a file (default: stdout), and flushes."""
     print(printable(str(text)), file=file, flush=True)
 
 

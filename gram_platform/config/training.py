@@ -41,11 +41,11 @@ STARCODER2, LLAMA = ARCHITECTURES = ("starcoder2", "llama")
 
 @dataclass(frozen=True)
 class ModuleSpec:
-    """A domain's module in every layer: an MLP next to the core's, or a LoRA on its projections.
+    """A domain's module in every layer: an MLP beside the core MLP, or a LoRA on the core MLP.
 
-    A `reserved` module acts as additional hidden units of the core's MLP: it has no output bias,
-    and its other biases are trained only with the core. It can also have query heads, which share
-    an additional key-value head.
+    A `reserved` module acts as additional hidden units of the core MLP: it has no output bias, and
+    its other biases are trained only with the core. A reserved module can have query heads, which
+    share an additional key-value head.
     """
 
     domain: str
@@ -185,8 +185,7 @@ class DomainBudget:
     """The data that a run draws with one label: `num_draws` sequences from a pool.
 
     The pool is the first `num_sequences` of the domain's permutation or, if given, `slices` of any
-    domains. Sequences repeat only if `num_draws` > `num_sequences`. Each pass over the pool has a
-    new order.
+    domains. Sequences repeat only if `num_draws` > `num_sequences`.
     """
 
     name: str
@@ -338,8 +337,8 @@ class Objective:
     In unlearning, half of each window's micro-batches are from forget domains. The loss is a forget
     term on these + `retain_weight` x CE on the others. The forget term is, by kind:
 
-    - `maxent_entropy`: KL(p || uniform) (the paper), called ME.
-    - `maxent_kl`: KL(uniform || p) (the cited method), also called ME.
+    - `maxent_entropy` (ME): KL(p || uniform) (the paper).
+    - `maxent_kl` (ME): KL(uniform || p) (Yuan and others, 2024).
     - `gradient_difference`: -CE.
     - `misdirection`: the squared distance of a layer's activations to a fixed random vector. This
       kind replaces CE with the squared distance to the activations of the run's start.

@@ -1,7 +1,7 @@
 """FT-Full, FT-LoRA and FT-MLP train a base on core, then finetune a branch for each domain.
 
 The base and all branches together cost as much as the baseline. The base is therefore shortened by
-the batches of all branches, including their core batches (rehearsal), even if some are not run.
+the batches of all branches, including core batches (rehearsal), even if some branches are not run.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from gram_platform.methods.setting import Branching, MethodRuns, Profile, Settin
 
 
 def plan_full(setting: Setting) -> MethodRuns:
-    """Plans FT-Full, whose branches finetune all parameters, each for core and one domain."""
+    """Plans FT-Full. Each branch finetunes all parameters on core and one domain."""
     budget = branch_budget(setting, setting.options.branch_full, module_parameters=0)
     base = _base(setting, budget)
     branches = {d: _branch(setting, budget, base, d, None) for d in _list_branches(setting)}

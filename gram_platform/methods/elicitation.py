@@ -122,7 +122,7 @@ def finetuning_run(
 def _micro_batch(options: Elicitation, micro_batch: int) -> int:
     """Returns `micro_batch` if it divides the batch, otherwise the whole batch.
 
-    If the batch is the whole sample, returns the batch's largest divisor up to `micro_batch`. This
+    For a batch of the whole sample, returns its largest divisor up to `micro_batch` instead. This
     affects only memory and rounding, because an attack has one route.
     """
     if options.batch_size < options.num_sequences and options.batch_size % micro_batch:

@@ -45,7 +45,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Calibration(Losses):
-    """Measures errors of compute ratios on baselines that train a known share of the steps."""
+    """Compares baselines' compute ratios with the known shares of steps that they train."""
 
     name: ClassVar[str] = "calibration"
 

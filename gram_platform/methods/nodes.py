@@ -67,7 +67,7 @@ class Node:
 
     @property
     def is_attack(self) -> bool:
-        """True if this run finetunes a view on a domain that the view forgets."""
+        """True if this run finetunes a view to regain a domain that the view forgets."""
         return self.is_run and "elicited" in self.names
 
     @property
@@ -189,16 +189,16 @@ def longest_paths(
 def method_costs(
     setting: Setting, methods: Sequence[str], compared: Sequence[str] = ()
 ) -> list[dict]:
-    """Returns one row for each method, with costs as multiples of the baseline's cost.
+    """Returns one row for each method, with costs as multiples of the baseline's.
 
-    Profiles are those that switch a domain off and are a view of a method in `methods` or
-    `compared`. The planned runs serve `profiles` out of `of_profiles`. `shown` is an example, and
-    `train_shown` the cost of training only for it.
+    Counts only profiles that switch a domain off. `methods` and `compared` have views for
+    `of_profiles` of them. The method's planned runs serve `profiles` of these. `train_shown` is the
+    cost of training only for the profile `shown`, an example.
 
-    The other columns describe runs that serve all profiles, even if the study trains fewer:
+    The other columns describe runs for all these profiles, even if the study trains for fewer:
 
     - `served`: how many profiles these runs serve.
-    - `runs`: the numbers of runs from random weights and from another run.
+    - `runs`: (runs from random weights, runs from trained weights).
     - `train_all`: compute_units as in the paper, with core batches at P_core.
     - `plan_all`: compute_units with p_cr's companions.
     - `active_mlp`: fewest and most MLP parameters of a forward pass with at most one module.

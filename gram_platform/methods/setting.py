@@ -377,7 +377,7 @@ class Setting(Setup):
         return min(num_draws, self.available.get(domain, num_draws))
 
     def modules_on(self, profile: Profile) -> dict[str, float]:
-        """Returns {domain: weight} of a profile's modules in evaluated views."""
+        """Returns {domain: `module_weight`} for a profile's modules in evaluated views."""
         return dict.fromkeys(profile, self.options.module_weight)
 
     @property
@@ -390,7 +390,7 @@ class Setting(Setup):
 
     @property
     def subsets(self) -> tuple[Profile, ...]:
-        """Subsets of the domains that some profile retains, or () unless `every_subset`."""
+        """Subsets of all domains that the profiles retain, or () unless `every_subset`."""
         if not self.every_subset:
             return ()
         retained = {domain for profile in self.profiles for domain in profile}

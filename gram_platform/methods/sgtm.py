@@ -7,17 +7,18 @@ query heads with a key-value head, in addition to the core's [ours]. A run then 
 than the baseline and, with equal compute, proportionally fewer steps. All micro-batches of a step
 are of one kind:
 
-- Forget (auxiliary text): everything is active. Only the part's matrices are trained, and the
-  embedding and the norms unless `mask_embeddings`.
+- Forget (auxiliary text): everything is active. Only the part's matrices are trained. Unless
+  `mask_embeddings`, the embedding and the norms are trained too.
 - Retain (a share of core): the parts are inactive, and everything else is trained.
 - Default (the rest of core, unlabelled text): everything is active and trained.
 
-The authors have one part for all domains (here with `joint`) that includes one of the dense model's
-heads, another schedule, and output biases that can be trained after the removal. Here a masked
-parameter skips the step, so neither decay nor moments change it. The unembedding is masked too.
+The authors have one part for all domains (here with `joint`), which includes one of the dense
+model's heads. Their schedule differs, and output biases can be trained after the removal. Here a
+masked parameter skips the step, so neither decay nor moments change it. The unembedding is masked
+too.
 
-A view's dense model has zeros where a key-value head has fewer query heads than the core's. Further
-training, such as an attack, trains these zeros too.
+In a view's dense model, parts with `heads` get as many query heads as a key-value head of the core.
+The added heads are zeros. Further training, such as an attack, trains them too.
 """
 
 from dataclasses import replace
@@ -45,8 +46,8 @@ JOINT = "auxiliary"
 def plan(setting: Setting) -> MethodRuns:
     """Plans one run, and a view for each profile (only core and all if `joint`).
 
-    Raises InvalidField if the parts leave no hidden units for the core, or have more query heads
-    than a key-value head of the core.
+    Raises InvalidField if the parts leave no hidden units for the core, or if `heads` exceeds the
+    core's query heads for each key-value head.
     """
     options, size, auxiliary = setting.options.sgtm, setting.size, setting.auxiliary
     parts = (JOINT,) if options.joint else auxiliary

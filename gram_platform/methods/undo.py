@@ -10,8 +10,8 @@ its code, AddieFoote/distillation-robustify-unlearning (`code/tools/serum.py`,
   gains move towards 1.
 - The loss is KL(teacher || student) at temperature 1, on pretraining text of retain and forget
   domains, without labels.
-- AdamW without weight decay clips to norm 1. The rate warms up over 50 steps to that of pretraining
-  (2.25 times that on language), then follows a cosine.
+- AdamW without weight decay clips to norm 1. The rate warms up over 50 steps to the pretraining
+  rate (on language, 2.25 times this rate), then follows a cosine.
 - Training stops when the retain loss is within 5% of the teacher's, or after a fixed number of
   steps. For the strongest setting, the abstract reports 60 to 80% of retraining's compute.
 
