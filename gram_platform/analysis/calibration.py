@@ -8,11 +8,10 @@ ratio. An error is a compute ratio minus the share. There are two kinds:
 - `unit`: finished baselines of other lengths and seeds, each with its own warm-up and decay, are
   rated like any model. The share is the baseline's steps over the reference's steps.
 
-A study's own seeds cannot show the unit error. It is the root mean square, over shares, of the mean
-error over seeds. The error of a difference between two ratios on the same curves is computed
-likewise, from differences between neighbouring shares. `unit_errors.csv` has the package's measured
-errors. Claims use the half-width of a 90% interval: the root mean square times the t factor for its
-degrees of freedom.
+A study's own seeds cannot show the unit error. For one ratio, it is the root mean square, over
+shares, of the mean error over seeds. For a difference of two ratios on the same curves, it is
+computed from the differences of errors at neighbouring shares. Claims use the half-width of a 90%
+interval, the root mean square times a t factor.
 """
 
 import math
@@ -70,8 +69,8 @@ def fit_errors(
 ) -> pd.DataFrame:
     """Returns fit errors with ERROR_COLUMNS, one row per reference seed, domain and rated step.
 
-    `ratios` and `curves` contain only the reference. Steps are rated at a constant learning rate:
-    `constant_rate` maps a size to the shares of the steps at which warm-up ends and decay begins. A
+    `ratios` and `curves` contain only the reference. `constant_rate` maps a size to the end of
+    warm-up and the start of decay, as shares of all steps. Only steps between them are rated. A
     size with one seed has no rows, since no other seed can rate it.
     """
     finals = ratios.pivot(index=["size", "seed"], columns="domain", values="loss")
@@ -138,8 +137,8 @@ def rms_of_means(cell: pd.DataFrame) -> float:
     """Returns the root mean square, over shares, of the mean error over seeds.
 
     `cell` has the columns `share, seed, error`. Shares with one seed are left out. Returns NaN if
-    none remains. The seeds' variance is not subtracted, since for three seeds the result would
-    often be 0.
+    none remains. The variance between seeds is not subtracted, since with three seeds this would
+    often leave 0.
     """
     means = cell.groupby(["share", "seed"])["error"].mean().groupby("share").agg(["mean", "count"])
     means = means.loc[means["count"] > 1, "mean"]
@@ -147,7 +146,7 @@ def rms_of_means(cell: pd.DataFrame) -> float:
 
 
 class UnitError(NamedTuple):
-    """Half-widths of the 90% intervals of the unit error, in compute ratio. NaN if unknown."""
+    """Half-widths of the unit error's 90% intervals, as compute ratios. NaN if unknown."""
 
     # The error of one ratio.
     ratio: float
@@ -188,9 +187,9 @@ def load_errors() -> pd.DataFrame:
 def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int) -> list[dict]:
     """Returns one row of FILE_COLUMNS per class. Its `places` lists the (corpus, size) pairs used.
 
-    Uses the nearest size of the same corpus whose parameters and steps are within the factor NEAR.
-    If there is none, takes the largest errors on any corpus at sizes whose parameters are within
-    this factor.
+    Uses the size on `corpus` that is nearest to `parameters` and `steps`, if both differ by at most
+    the factor NEAR. Otherwise takes the largest errors on any corpus, of all sizes whose parameters
+    differ by at most NEAR.
     """
     apart, steps_apart = (
         np.maximum(rows[name] / number, number / rows[name])

@@ -69,7 +69,7 @@ class LearningCurve:
     def step_rms(self) -> float:
         """The rms residual as a fraction of the steps, to first order.
 
-        At alpha 0.06, an error of 0.5% in the loss is 8% of the steps.
+        At alpha 0.06, a loss error of 0.5% is an error of 8% in the steps.
         """
         return self.rms / self.alpha
 
@@ -92,7 +92,7 @@ class LearningCurve:
         """Returns the steps at which the curve reaches `loss`, a number or an array.
 
         Losses below the curve's range map to steps beyond `last_step`, and losses far above it can
-        map to negative steps. Overflow is infinite. Raises ValueError for losses <= 0.
+        map to negative steps. Returns infinity on overflow. Raises ValueError for losses <= 0.
         """
         losses = floats("loss", loss)
         positive("loss", losses.ravel())

@@ -117,7 +117,7 @@ def level_factors(number: int, freedom: float | np.ndarray) -> np.ndarray:
     """Returns the widths of intervals at levels 1 to `number`, relative to level 1.
 
     Level j corrects for j comparisons (Bonferroni): its quantile is 1 - (1 - TAIL) / j. The result
-    is [number], or [n, number] for `freedom` [n, 1].
+    is [number], or [n, number] if the degrees of freedom are [n, 1].
     """
     quantiles = 1.0 - (1.0 - TAIL) / np.arange(1, number + 1)
     return stats.t.ppf(quantiles, freedom) / stats.t.ppf(TAIL, freedom)
@@ -126,8 +126,8 @@ def level_factors(number: int, freedom: float | np.ndarray) -> np.ndarray:
 def smallest_detectable(differences: Sequence[float], margin: float = math.nan) -> float:
     """Returns the smallest true difference whose interval excludes 0 with probability POWER.
 
-    This is a t-interval over n new seeds with the spread of `differences` [n], n > 1, widened by
-    `margin`. The result is exact for normal noise.
+    The interval is a t-interval over n new seeds with the spread of `differences` [n], n > 1,
+    widened by `margin`. The result is exact for normal noise.
     """
     num = len(differences)
     critical, error = stats.t.ppf(TAIL, num - 1), np.std(differences, ddof=1) / math.sqrt(num)

@@ -2,9 +2,9 @@
 
 Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". A
 token's increase is its loss minus the loss of the baseline of the same size and seed. The paper
-shows sentences. We summarise validation sequences: the Gini coefficient of the positive increases,
-the share of tokens with a positive increase, and the part of the total increase in the top tenth of
-tokens. Noise is uneven too, so the control is the baseline of another seed.
+shades sentences. We summarise validation sequences by the Gini coefficient of the positive
+increases, the share of tokens with a positive increase, and the part of the total increase in the
+top tenth of tokens. Noise is uneven too, so the control is the baseline of another seed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -130,10 +130,10 @@ def _measure(losses: np.ndarray, reference: np.ndarray) -> dict:
 def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Localization:
     """Returns all tables from the rows of `localize`.
 
-    `missing` lists the views without losses as tuples of VIEW. Rows whose profile and domain are
-    `mean` average a class within a seed over all pairs of profile and domain, using only the
-    profiles of core with at most one auxiliary domain. If a seed lacks a view of a method, it has
-    no `mean` rows for this method.
+    `missing` lists the views without losses as tuples of VIEW. Rows with profile and domain `mean`
+    have means over all pairs of profile and domain, by class within a seed. Except for the control,
+    these use core with at most one auxiliary domain. A seed that lacks a view of a method has
+    no `mean` rows for it.
     """
     is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
     lacking = {view[:3] for view in missing}

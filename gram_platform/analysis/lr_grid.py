@@ -169,7 +169,7 @@ def _require_values(
 def check_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     """Sorts the trials, merges cells that differ only by rounding, and fills missing `run_id`s.
 
-    Raises ValueError for values that no grid can have, and for repeated trials unless `may_repeat`.
+    Raises ValueError for missing columns, invalid values, and repeated trials unless `may_repeat`.
     """
     needed = [*TRIAL_FIELDS, STATE]
     if absent := ", ".join(sorted({*needed} - {*trials})):

@@ -4,7 +4,7 @@ Source: the paper's appendix "Learning Rate and Batch Size Scaling". `as_publish
 authors' code where it differs from their text. Ours: an optimum is weak if it is at the edge of its
 grid, or if its surface's curvature may be noise. Weak optima are left out if at least three others
 remain. Otherwise the fit uses all optima but predicts nothing, and `no_law` explains why. On real
-grids the exponents differ by a factor of two between windows (`window_table`).
+grids the exponents vary by a factor of two with the fit's window (`window_table`).
 """
 
 import dataclasses
@@ -98,10 +98,9 @@ def window_table(
     windows: Iterable[float | None] = WINDOWS,
     fit: Fit = OUR_FIT,
 ) -> pd.DataFrame:
-    """Fits both laws in each window. Returns one row per window, widest first.
+    """Fits both laws with each window (see `Fit`). Returns one row per window, widest first.
 
-    A window of NaN uses all cells. The more an exponent changes between windows, the less certain
-    it is.
+    Without a window (NaN), all cells are used.
     """
     rows, names = [], {"exponent": "exponent", "t_low": "low", "t_high": "high", "r2": "r2"}
     for window in sorted(set(windows), key=lambda w: -math.inf if w is None else -w):
@@ -320,8 +319,8 @@ def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
     """Returns each size's learning rate and batch from our law, the paper's law and the ladder.
 
     A value is NaN if the law is missing or does not predict. `times_beyond` is the factor by which
-    our law is extrapolated. Batches are in sequences of the size's length, for the same number of
-    tokens.
+    our law is extrapolated. Batches are in sequences of the size's length, converted from the law's
+    length.
     """
     rows = []
     for size in sizes:

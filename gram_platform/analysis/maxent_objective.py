@@ -6,10 +6,10 @@ does not give the objective. Ours is
     forget + penalty_weight (max(0, floor - core) + max(0, floor - retain)).
 
 Forget, core and retain are mean compute ratios over the domains of their class. Every ratio is
-clipped to [0, HIGHEST_RATIO] and then averaged over seeds, since a single baseline may be below the
-floor. Without clipping, a completely forgotten domain could make up for a domain that is still
-known: a loss above an untrained model's has a negative ratio, and on a flat curve a slightly lower
-loss can have a huge one. The tables of studies do not clip.
+clipped to [0, HIGHEST_RATIO]. The floor applies to means over seeds, since even a baseline may be
+below it in one seed. Without clipping, extreme ratios could outweigh all others: a loss above an
+untrained model's has a negative ratio, and on a flat curve a slightly lower loss can have a huge
+one. The tables of studies do not clip.
 """
 
 import math

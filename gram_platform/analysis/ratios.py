@@ -65,7 +65,7 @@ class Reference:
         return ratio if abs(ratio) < LARGEST else math.copysign(math.inf, ratio)
 
     def ratios(self, losses: np.ndarray) -> np.ndarray:
-        """Returns the compute ratios of losses [N] > 0. NaN where the curve is too flat."""
+        """Returns the compute ratios of losses [N] > 0. NaN where `ratio` is infinite."""
         values = compute_ratio(self.curve, losses, self.baseline_losses)
         return np.where(np.abs(values) < LARGEST, values, math.nan)
 
@@ -76,7 +76,7 @@ def baseline_references(
     """Returns ({(size, domain): Reference}, notes) for the sizes with a finished baseline.
 
     A baseline is used if it has a curve and final losses. `leave_out` adds the fits without each
-    seed, for the jackknife. `only_seed` is named in the notes if the frames have just this seed.
+    seed, for the jackknife. If the frames have one seed only, `only_seed` names it in the notes.
     """
     references, notes, of_seed = {}, [], f", seed {only_seed}" if only_seed else ""
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
@@ -257,10 +257,10 @@ def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
 
         x_i + (n - 1) mean over j != i of (x_j - x_j on the reference without i),
 
-    or x_i if the reference is fixed. The mean or difference of two rows has the mean or difference
-    of their pseudo-values. If the reference has m != n seeds, n - 1 becomes sqrt((m - 1) (max(m, n)
-    - 1) n / m), which keeps the reference's part of the variance unbiased. NaN if the ratio is NaN,
-    or if the reference without a shared seed yields no ratio.
+    or x_i if the reference is fixed or lacks seed i. The mean or difference of two rows has the
+    mean or difference of their pseudo-values. If the reference has m != n seeds, n - 1 becomes
+    sqrt((m - 1) (max(m, n) - 1) n / m), which keeps the reference's part of the variance unbiased.
+    NaN if x_i is NaN, or if the reference without seed i yields no ratio.
     """
     values, losses = (ratios[name].to_numpy(float) for name in ("compute_ratio", "loss"))
     names = dict.fromkeys(seed for reference in references.values() for seed in reference.without)
@@ -286,7 +286,10 @@ def _of_the_others(
     own: np.ndarray,
     num_baselines: np.ndarray,
 ) -> np.ndarray:
-    """Returns the second term of `pseudo_values`. `group` is the table row, `own` the seed."""
+    """Returns the second term of `pseudo_values`.
+
+    `group` is a ratio's table row, and `own` the column of its seed in `changes`, or -1.
+    """
     is_known = ~np.isnan(values)
     num = np.bincount(group, is_known)[group] if len(group) else np.zeros(0)
     is_left_out = is_known & (own >= 0) & (num_baselines > 1) & (num > 1)

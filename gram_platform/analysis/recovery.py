@@ -49,7 +49,10 @@ def recover(curve: Curve, start: float, end: float, mark: float) -> tuple[float,
 
 
 def recover_row(curve: Curve, num_tokens: float, start: float, end: float) -> list[float]:
-    """Returns RECOVERY for an attack on `num_tokens` tokens, all NaN if an argument is unknown."""
+    """Returns RECOVERY for an attack on `num_tokens` tokens.
+
+    All are NaN if `curve` is empty or another argument is not positive.
+    """
     if not (curve and num_tokens > 0.0 and start > 0.0 and end > 0.0):
         return [np.nan] * len(RECOVERY)
     steps = [0, *(step for step, _ in curve)]
@@ -71,8 +74,8 @@ def write_median(times: Sequence[float], is_reached: Sequence[bool]) -> str:
 def tabulate_recovery(per_seed: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     """Returns the columns `names` and RECOVERY, one row per combination of `names`.
 
-    Times over seeds are formatted by `write_median`, and marks reached as `k of n`. `per_seed` has
-    means over each view's attacks. A view reaches a mark only if all its attacks do.
+    `per_seed` has one row per view, the means over its attacks. Times are formatted by
+    `write_median`, and views that reach a mark as `k of n`: those whose attacks all do.
     """
     rows = []
     for key, group in per_seed[per_seed[EVERY].notna()].groupby(names, sort=False):

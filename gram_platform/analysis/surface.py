@@ -193,7 +193,8 @@ def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) 
     """Subtracts the level of its seed from each loss [n].
 
     Levels come from a least-squares fit of loss = cell + level. `cell` [n] is the index of each
-    loss's cell. A seed that shares no cell with another seed has level 0.
+    loss's cell. If no seeds share a cell, all levels are 0. If only some do, the levels of the
+    others are arbitrary.
     """
     columns = level_columns(seeds, len(loss))
     if columns.shape[1] == 0:

@@ -3,7 +3,7 @@
 A knob is a swept hyperparameter such as `p_cr`, and a point is one value of a knob. All points are
 compared with the same baselines.
 
-Source of the classes: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
+Source of SWEEP_CLASSES: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
 """
 
 from collections.abc import Sequence
@@ -55,10 +55,9 @@ class SweepAnalysis:
 def analyse_sweeps(losses: StudyLosses, sizes: Sequence[str] = ()) -> SweepAnalysis:
     """Returns all tables of a sweep.
 
-    The frames of `losses` also have the columns `knob` and `value`, which are ignored for the
-    baseline. Other views have one row for each of their knobs. `runs` joins the `run_id`s, if any.
-    A note lists the points that it concerns, unless it concerns all. Raises ValueError like
-    `tables.analyse`.
+    Views and attacks also have the columns `knob` and `value`, ignored for the baseline. A view has
+    a row for each of its knobs. A note lists the points that it concerns, unless it concerns all.
+    Raises ValueError like `tables.analyse`.
     """
     evaluations, attacks = losses.evaluations, losses.attacks
     views = pd.concat([evaluations, losses.views])

@@ -159,7 +159,7 @@ def analyse(
 
 
 def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFrame:
-    """Returns each view's losses minus filtering's, by class, on the profiles of both."""
+    """Returns each view's losses minus filtering's, by class, if both have the profile."""
     columns = {name: name + MINUS_FILTERING for name in CLASSES}
     is_theirs, same = ratios["method"] == FILTERING, ["size", "seed", "profile", "domain", "class"]
     both = ratios[~is_theirs].merge(
@@ -270,9 +270,9 @@ def over_seeds(
 ) -> pd.DataFrame:
     """Averages the columns `values` of a `per_seed` frame over seeds, grouped by `names`.
 
-    Returns `names`, means with t-intervals, and `num_seeds`, the smallest number of seeds behind
-    any known value of the row. Intervals come from pseudo-values if the frame has any. A missing
-    column yields NaN.
+    Returns `names`, means with t-intervals, and `num_seeds`, the smallest number of seeds of any
+    mean in the row. Intervals come from pseudo-values if the frame has any. A missing column yields
+    NaN.
     """
     columns, rows = [*names, *values], []
     frame, spread = (f.reindex(columns=columns) for f in (per_seed, pseudo_frame(per_seed, values)))
@@ -438,7 +438,10 @@ def points_of(frame: pd.DataFrame, name: str) -> Sequence[tuple[float, ...]]:
 def interval_text(
     mean: float, low: float, high: float, points: Sequence[float] = (), digits: int = 3
 ) -> str:
-    """Returns `mean [low, high]`, `mean (point, point)` or `mean`, or "" if the mean is NaN."""
+    """Returns `mean [low, high]`, or "" if the mean is NaN.
+
+    Without an interval, returns `mean`, or `mean (point, point)` with the values of two seeds.
+    """
     if np.isnan(mean):
         return ""
     mean, low, high, *listed = (f"{number:.{digits}f}" for number in (mean, low, high, *points))

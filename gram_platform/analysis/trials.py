@@ -67,7 +67,7 @@ def values_text(row: Mapping, names: Iterable[str]) -> str:
 
 
 def link_trials(trials: pd.DataFrame, urls: Mapping[str, str]) -> pd.DataFrame:
-    """Adds the column `url`: the first page in `urls` {run id: page} of a trial's runs, or ""."""
+    """Adds the column `url`: the page of a trial's first run that has one in `urls`, or ""."""
     pages = [
         next((urls[run] for run in str(runs).split() if urls.get(run)), "")
         for runs in trials[RUNS].fillna("")

@@ -164,8 +164,7 @@ def module_shares(
 
     `runs` has one row per run, with `id`, method, size and seed. `share`, in [0, 1], is the
     module's fraction of all modules' squared gradient norms on batches of the domain. `records_of`
-    returns a run's stored records, since MLflow has no probes. Domains without gradients have no
-    rows.
+    returns a run's records from the store. Domains without gradients have no rows.
     """
     names = [name for name in (VARIANT, *RUN) if name in runs]
     rows = []

@@ -20,10 +20,10 @@ Result = TypeVar("Result")
 class Compilation:
     """Compiles functions until one fails to compile. Then warns once and runs all uncompiled.
 
-    Functions must be pure: after a failure, a function is called again uncompiled, which raises its
-    own errors. If a function has run compiled in a forward pass, its recomputation in the backward
-    pass is compiled too, because both must save the same tensors. Each rank falls back by itself,
-    since compiled functions do not communicate.
+    Functions must be pure: after a failure, a function is called again uncompiled. Its own errors
+    are raised then. If a function has run compiled in a forward pass, its recomputation in the
+    backward pass is compiled too, because both must save the same tensors. Each rank falls back by
+    itself, since compiled functions do not communicate.
     """
 
     def __init__(self, backend: str | Callable = "inductor"):
@@ -61,7 +61,7 @@ class Compilation:
     def attempt(
         self, compiled: Callable[..., Result], plain: Callable[..., Result], *inputs
     ) -> Result:
-        """Calls `compiled`, or `plain` after a failure. Raises out-of-memory errors."""
+        """Calls `compiled`, or `plain` after a failure other than running out of memory."""
         if self.has_failed and compiled not in self.used:
             return plain(*inputs)
         try:

@@ -1,4 +1,4 @@
-"""Reads a schedule's sequences, and copies tensors to and from a GPU, also in threads."""
+"""Reads a schedule's sequences, copies tensors to and from a GPU, and starts threads."""
 
 import functools
 import threading
@@ -33,7 +33,7 @@ class Separator:
         return (windows == np.array(self.tokens)).all(-1)
 
     def of_responses(self, sequences: np.ndarray) -> np.ndarray:
-        """Returns a mask of targets in responses, with end tokens, bool [num_sequences, seq_len].
+        """Returns which targets are in responses or end one, bool [num_sequences, seq_len].
 
         A sequence begins inside a response if a document ends before the first separator. Otherwise
         it begins in a prompt.

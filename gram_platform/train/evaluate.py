@@ -106,7 +106,7 @@ def profile_losses(
 ) -> list[dict[str, float]]:
     """Returns every profile's `domain_losses`, bitwise equal to separate calls.
 
-    Profiles share the first trunk's output on a batch, unless they change it by LoRAs or heads.
+    The first block's trunk runs once per batch for all profiles without LoRAs and heads in it.
     """
     batches = _batches(model.config, arrays, domains, num_sequences, model.device)
     losses: list[list[Tensor]] = [[] for _ in profiles]
@@ -183,7 +183,7 @@ def _means(batches: Batches, losses: Sequence[float]) -> dict[str, float]:
 
 
 def uniforms(num_tokens: int, *names: object) -> Tensor:
-    """Draws float64 numbers [num_tokens] in [0, 1) on the CPU, seeded by the names alone."""
+    """Draws float64 numbers [num_tokens] in [0, 1) on the CPU, seeded only by `names`."""
     return torch.rand(num_tokens, generator=seed_generator(*names), dtype=torch.float64)
 
 

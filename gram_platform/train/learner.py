@@ -315,7 +315,7 @@ def starting_weights(
 def add_noise(config: RunConfig, name: str, piece: Piece) -> Piece:
     """Mixes noise into a weight as described in `Objective`.
 
-    The noise of matrices is independent of the same seed's initial weights.
+    A matrix's noise is independent of its initial weights from the same seed.
     """
     objective, first, shape = config.objective, piece.first_row, piece.shape
     if not objective.noise:

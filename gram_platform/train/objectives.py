@@ -81,7 +81,7 @@ def _fill(grad_NV: Tensor, logits_NV: Tensor, targets_N1: Tensor, divisor: int) 
 
 
 def _fill_in_place(grad_NV: Tensor, logits_NV: Tensor, targets_N1: Tensor, divisor: int) -> Tensor:
-    """Does the same as `_fill` for float32, with one exponential and no memory but `grad_NV`."""
+    """Does the same as `_fill` for float32, with one `exp` and no further [N, V] tensors."""
     torch.sub(logits_NV, logits_NV.amax(dim=-1, keepdim=True), out=grad_NV)
     target_logits_N1 = grad_NV.gather(1, targets_N1)
     sums_N1 = grad_NV.exp_().sum(dim=-1, keepdim=True)
@@ -114,7 +114,7 @@ def sequence_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 
 
 def maxent_kl(logits_BTV: Tensor) -> Tensor:
-    """Returns KL(uniform || p) averaged over tokens, in nats (code of Yuan et al. 2024).
+    """Returns KL(uniform || p) averaged over tokens, in nats. Source: code of Yuan et al. 2024.
 
     This is mean(-log p) - log V. Logits (2, 1, 0, -1) give 0.553895. The gradient with respect to
     one token's logits is p - 1/V.
@@ -192,7 +192,7 @@ class Misdirection:
     def __init__(
         self, config: RunConfig, model: Transformer, frozen: Transformer, run_frozen: Callable
     ):
-        """`frozen` has the first layers of the start. `run_frozen(tokens_BT, active)` runs it."""
+        """`frozen` has the first layers at step 0. `run_frozen(tokens_BT, active)` runs it."""
         self.objective, self.run_frozen = config.objective, run_frozen
         values_D = uniforms(hash_key(config.seed, MISDIRECTION), np.arange(config.model.d_model))
         direction_D = torch.from_numpy(values_D / np.linalg.norm(values_D)).float()

@@ -70,8 +70,8 @@ def clip_gradients(sets: Sets, config: OptimizerConfig) -> float:
 def add_gradients(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
     """Moves the gradient of each copy to its float32 master. `pairs` are (copy, master).
 
-    On a GPU, gradients are converted first, so that few kernels add lists of one dtype. On a CPU,
-    they are converted while they are added.
+    On a CPU, gradients are converted while they are added. A GPU converts them first, since it then
+    needs fewer kernels.
     """
     pairs = [pair for pair in pairs if pair[0].grad is not None]
     gradients = [copy.grad for copy, _ in pairs]
@@ -110,7 +110,7 @@ def _norms(groups: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
 
 
 def _tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns the norm of every tensor, over all ranks of a copy if sharded."""
+    """Returns every tensor's norm. For sharded tensors, the ranks of a copy combine theirs."""
     norms = torch.stack(torch._foreach_norm(_locals(tensors)))
     if not _is_sharded(tensors[0]):
         return norms

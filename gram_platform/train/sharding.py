@@ -90,7 +90,7 @@ class ShardedLearner(Learner):
         self.model.lm_head.set_reshard_after_forward(False)
 
     def _warm_up(self) -> None:
-        """Runs a pass with all weights trainable. Frozen groups would never get a reduce dtype."""
+        """Runs a first pass with all weights trainable, so that FSDP2 sets all reduce dtypes."""
         for parameter in self.model.parameters():
             parameter.requires_grad_(True)
         self._trained = None
@@ -119,9 +119,10 @@ class ShardedLearner(Learner):
             self._reshard()
 
     def train_only(self, trained: frozenset[str]) -> None:
-        """Reshards before the trained sets change, because an all-gather fixes requires_grad.
+        """Reshards before the trained sets change.
 
-        Weights that stayed gathered would get wrong gradients without an error.
+        Weights that stayed gathered would keep the old requires_grad, and get wrong gradients
+        without an error.
         """
         if trained != self._trained:
             self._reshard()
@@ -136,7 +137,7 @@ class ShardedLearner(Learner):
         """Accumulates full gradients on each rank, and reduces them in the window's last pass.
 
         If every pass is reduced, each rank accumulates only its rows. The last pass also reshards
-        all weights, and the root's final callback reduces sets that took no part in it.
+        all weights. FSDP2's final callback reduces the sets that this pass does not reach.
         """
         self.model.set_requires_gradient_sync(is_last or self.sharing.reduces_every_pass)
         self.model.set_reshard_after_backward(is_last or not self.sharing.keeps_gathered)
