@@ -193,12 +193,13 @@ def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) 
     """Subtracts the level of its seed from each loss [n].
 
     Levels come from a least-squares fit of loss = cell + level. `cell` [n] is the index of each
-    loss's cell. If no seeds share a cell, all levels are 0. If only some do, the levels of the
-    others are arbitrary.
+    loss's cell. A seed that shares no cell with another seed has level 0.
     """
-    columns = level_columns(seeds, len(loss))
-    if columns.shape[1] == 0:
+    if seeds is None:
         return loss
+    # Among equally good levels, `lstsq` returns those of the smallest norm.
+    names = np.asarray(seeds).astype(str)
+    columns = (names[:, None] == np.unique(names)).astype(float)
     counts = np.bincount(cell).clip(1)
     means = [(np.bincount(cell, values) / counts)[cell] for values in (*columns.T, loss)]
     within = np.stack([*columns.T, loss], axis=1) - np.stack(means, axis=1)

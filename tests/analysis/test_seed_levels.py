@@ -152,3 +152,10 @@ def test_levels_by_hand():
     apart = np.array([0, 0, 1, 1])
     # No cell has both seeds: levels are unknown.
     assert subtract_levels(apart, loss, [0, 0, 1, 1]).tolist() == loss.tolist()
+
+
+@pytest.mark.parametrize("alone", ["a", "m", "z"])
+def test_a_seed_that_shares_no_cell_has_no_level(alone):
+    cell, loss = np.array([0, 0, 1, 1, 2]), np.array([1.0, 1.4, 2.0, 2.4, 3.0])
+    levels = loss - subtract_levels(cell, loss, ["c", "n", "c", "n", alone])
+    assert levels == pytest.approx([-0.2, 0.2, -0.2, 0.2, 0.0])
