@@ -1,7 +1,7 @@
 """Imports a StarCoder2 or Llama checkpoint into the storage as the core of later runs.
 
 `--start IMPORT_ID` starts a study from the import. `RunConfig(model=...,
-start=View.of(import_id), ...)` starts a run, and its `model` is the imported config with modules.
+start=View.of(import_id), ...)` starts a run. `model` is the imported config, plus any modules.
 Only safetensors files are read, one tensor at a time.
 """
 

@@ -275,7 +275,7 @@ def _score(store: Store, scores: TaskScores, manager: "TaskManager", device: str
 def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> dict[str, float]:
     """Returns a task's metrics, standard errors, number of documents and `answers`.
 
-    `metrics` is the harness's `{"acc,none": ..., ...}`. `samples` are its records of documents.
+    `metrics` is `{"acc,none": ..., ...}`. `samples` are document records. Both are the harness's.
     """
     numbers = ((key, value) for key, value in metrics.items() if isinstance(value, float))
     fields = {key.removesuffix(",none"): float(value) for key, value in numbers}

@@ -1,9 +1,9 @@
 """Verifies an export by comparing the logits of the written checkpoint with the view's.
 
 Loads one layer of each model at a time. Both models compute in float64 (positions in float32), so
-that differences come from the files, not from the order of summation. Rounding to bfloat16 changes
-logits by a few thousandths of the largest logit, which could hide errors, so the stored tensors are
-also compared bit by bit with the merged ones.
+that differences come from the files, not from the order of summation. Rounding to bfloat16
+changes logits by a few thousandths of the largest logit and could hide errors. So the stored
+tensors are also compared bit by bit with the merged ones.
 """
 
 import json

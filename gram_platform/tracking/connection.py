@@ -267,7 +267,7 @@ def web_address(uri: str) -> str:
 
 
 def explain_opening(uri: str) -> str:
-    """Returns a server's address, or the command that shows a database, without passwords."""
+    """Returns a server's address, or a command that shows a database. Hides passwords."""
     if uri.startswith("http"):
         return web_address(uri)
     database = database_path(uri)

@@ -2,8 +2,8 @@
 
 MLflow stores the absolute path of every run's artifacts in its database. In a copy, these paths
 lead to the original's files, and a person who edits the database can enter any path. So this
-package reads and writes artifacts in the folder `mlartifacts` next to the database. Before anything
-is sent, the stored paths are corrected for MLflow's own pages.
+package reads and writes artifacts in the folder `mlartifacts` next to the database. The stored
+paths, which MLflow's pages use, are corrected before anything is sent.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def database_path(uri: str) -> Path | None:
 def with_absolute_path(field: str, uri: str) -> str:
     """Returns an SQLite URI with an absolute path and unchanged options.
 
-    Raises ValueError as `absolute_place` does.
+    Raises ValueError for an unknown home directory, or a relative path in a Ray job.
     """
     url = make_url(uri)
     path = absolute_place(field, url.database or "")

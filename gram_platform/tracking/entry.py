@@ -213,7 +213,7 @@ def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 
 
 def last_as_best(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns the losses renamed to `loss_at_best/...`, as if the last evaluation was the best."""
+    """Returns the `loss/...` metrics as `loss_at_best/...`, for results without best losses."""
     return {
         BEST_LOSS + name.removeprefix(LOSS): loss
         for name, loss in metrics.items()
@@ -256,7 +256,7 @@ def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int)
 
 
 def result_metrics(entry: NodeEntry, records: Iterable[Mapping]) -> list[Metric]:
-    """Lists the metrics of a result that no curve has, at the run's last step and end time."""
+    """Lists the result's metrics that the curves lack, at the run's last step and end time."""
     curves = {name: key for key, name in AT_END.items()}
     values = {curves.get(name, name): value for name, value in entry.result_metrics.items()}
     values.pop("num_steps", None)

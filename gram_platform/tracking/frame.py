@@ -7,11 +7,11 @@ sorted by kind and id. Missing texts are "", missing numbers are NaN (float64). 
 - `run_id, view_id`: the run and view that an evaluation measures. A run has its own id and "".
 - `status`: complete, failed, running or interrupted.
 - `method, size, seed, profile, retained, ...`: the tags of the study, as texts.
-- `measure`, if any node has it: "tokens", "samples" or "tasks", "" for evaluations of losses.
+- `measure`: "tokens", "samples" or "tasks", or "" for losses. Absent if no node has it.
 - `num_steps`: of runs. `elapsed_s`: of complete runs and evaluations.
 - `num_tokens, parameters, compute_units, hardware_flops, tokens_per_second`: of complete runs.
 - `loss/<domain>`: validation loss of evaluations, and of complete runs with every module on.
-- `loss_at_best/<domain>`: of complete runs, when the mean over domains was lowest.
+- `loss_at_best/<domain>`: of complete runs, at the step with the lowest mean over domains.
 - `surprisal/<domain>`: mean -log probability of the drawn tokens of continuations, in nats.
 - `task/<task>/<metric>`: of scores on tasks of the LM Evaluation Harness.
 """

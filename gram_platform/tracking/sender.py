@@ -189,16 +189,16 @@ def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:
 def find_lacking(
     run: Run, tags: Mapping[str, str], params: Mapping[str, str]
 ) -> tuple[list[RunTag], list[Param]]:
-    """Returns (the tags that an MLflow run lacks or has with other values, missing parameters)."""
+    """Returns (missing or different tags, missing parameters) of an MLflow run."""
     data = run.data
     lacking = [RunTag(*tag) for tag in tags.items() if data.tags.get(tag[0], "") != tag[1]]
     return lacking, [Param(*param) for param in params.items() if param[0] not in data.params]
 
 
 def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:
-    """Returns the times of a node that differ from MLflow's, as they may after a merge of storages.
+    """Returns a node's times that differ from MLflow's, for example after storages were merged.
 
-    If only MLflow has a time, its value is NaN.
+    Returns NaN for a time that only MLflow has.
     """
     known, sent = entry.result_metrics, run.data.metrics
     times = {key: known.get(key, math.nan) for key in TIMES if key in known or key in sent}

@@ -47,7 +47,7 @@ Runs = Mapping[tuple[str, str], Run]
 
 
 class Tracker:
-    """Writes to an MLflow server or database. `connection.py` describes connecting and failures."""
+    """Reads and writes an MLflow server or database. `connection.py` describes failures."""
 
     def __init__(self, tracking_uri: str) -> None:
         self.tracking_uri = tracking_uri
@@ -72,7 +72,7 @@ class Tracker:
         return self._sender.mirror(node, content.node_entry(node))
 
     def mark_killed(self, run_ids: Iterable[str]) -> None:
-        """Sets the MLflow status of runs whose driver died to KILLED. Skips runs never sent."""
+        """Sets the status KILLED in MLflow for runs whose driver died. Skips runs never sent."""
         sent = filter(None, [self._sender.known.get(("run", run_id)) for run_id in run_ids])
         with self._mlflow.writing() as client:
             for mlflow_id in sent:
@@ -120,7 +120,7 @@ class Tracker:
     ) -> list:
         """Sends new and changed nodes to MLflow, and adds to `counts`.
 
-        If MLflow lacks a node's parent, returns the node unsent, unless `are_orphans`.
+        Returns the nodes not sent because MLflow lacks their parent. If `are_orphans`, sends all.
         """
         orphans = []
         with ThreadPoolExecutor(self.num_senders) as threads:
@@ -329,7 +329,7 @@ class Tracker:
     def register_export(
         self, run: RunDirectory, view: View, name: str, record: Path, tags: Mapping[str, str]
     ) -> str:
-        """Registers the export in the folder of `record` as a new version of the model `name`.
+        """Registers an export as a new version of the model `name`. `record` is its export.json.
 
         Returns the version number. Also sends the view's `run`, and logs the exported files as
         artifacts of the run. If the export already has a version, only sets the version's tags.
@@ -359,7 +359,7 @@ class Tracker:
             return str(made.version)
 
     def view_urls(self, study: str, pages: str = LOCAL_UI) -> dict[str, str]:
-        """Returns {content: URL of the saved view} for a study. `pages` is as in `run_url`."""
+        """Returns {key: URL} of a study's saved views. See `run_url` for `pages`."""
         with self._mlflow.reaching():
             views = read_views(self._mlflow.experiment_tags(), self._mlflow.experiment_id)
         prefix, base = f"gram.{study}.", self._base(pages)
@@ -370,7 +370,7 @@ class Tracker:
         }
 
     def run_url(self, mlflow_run_id: str, pages: str = LOCAL_UI) -> str:
-        """Returns the URL of a run's page. If MLflow has no server, `pages` begins the URL."""
+        """Returns the URL of a run's page. `pages` is the base URL if MLflow has no server."""
         with self._mlflow.reaching():
             experiment_id = self._mlflow.experiment_id
         return (

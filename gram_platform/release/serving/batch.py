@@ -1,7 +1,7 @@
 """Generates text for several profiles in one batch, one token per sequence at each step.
 
-The B sequences use the first B rows of the reader's memory. When a sequence ends, the sequence in
-the last row moves to the free row. In shapes, T is the length of the longest prompt, and V is the
+The B sequences use the first B rows of the key-value cache. When a sequence ends, the sequence in
+row B - 1 moves to the free row. In shapes, T is the length of the longest prompt, and V is the
 vocabulary size.
 """
 

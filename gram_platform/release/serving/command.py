@@ -254,11 +254,10 @@ def follow_policy(
     say: Callable[[str], None],
     is_over: threading.Event,
 ) -> None:
-    """Reads the policy file every `POLICY_CHECK_S` seconds and confirms its policy to the keeper.
+    """Reads the policy file every `POLICY_CHECK_S` seconds and passes its policy to `confirm`.
 
-    Reports each change and error once. A policy's age counts from before its file is read, so
-    a slow read or `confirm` does not make it look newer. If the file is unreadable, replicas reject
-    all requests after `LEASE_S` seconds.
+    Reports each change and error once. A policy's age includes the time that the read and `confirm`
+    take. If the file is unreadable, replicas reject all requests after `LEASE_S` seconds.
     """
     reported, loaded = (), policy.modules_of_tokens
     while not is_over.is_set():
@@ -300,8 +299,7 @@ def require_own_serve() -> None:
 def end_application(name: str, is_private: bool) -> None:
     """Deletes this command's application, and stops Ray Serve if it has no other application.
 
-    In a private cluster, Serve stops with Ray. If Serve stopped first, the log would say that Ray
-    retries forever.
+    In a private cluster, Serve stops with Ray, which avoids a message that Ray retries forever.
     """
     from ray import serve
 

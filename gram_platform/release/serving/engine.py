@@ -1,8 +1,8 @@
 """Runs a batch in a thread, so that new requests do not wait for others to finish.
 
 Between steps, finished, cancelled and late requests leave their rows, and a group of new requests
-takes free rows. Active requests wait while the group's prompts are read. A group of
-several prompts has at most MAX_PROMPT_TOKENS after padding.
+takes free rows. Active requests wait while the group's prompts are read. A group has at most
+MAX_PROMPT_TOKENS after padding, unless it is a single prompt.
 """
 
 import contextlib

@@ -134,7 +134,10 @@ class Policy:
         return errors
 
     def only(self, names: Collection[str]) -> "Policy":
-        """Returns a policy that grants only these profiles. Drops tokens with another default."""
+        """Returns a policy that grants only these profiles.
+
+        Drops tokens whose default is not among them.
+        """
         rules = [
             replace(r, profiles=tuple(p for p in r.profiles if p in names)) for r in self.tokens
         ]
@@ -159,7 +162,7 @@ def update_policy(
 
 
 def is_recent(confirmed_at: float) -> bool:
-    """Returns True if a policy confirmed at this `time.monotonic` is still in force."""
+    """Returns True if a policy confirmed at this monotonic time is still in force."""
     return time.monotonic() - confirmed_at <= LEASE_S
 
 

@@ -68,8 +68,8 @@ def policy_text(path: str) -> str:
 def _find_open_folder(path: Path) -> str:
     """Returns a folder on the file's path in which every user can replace an entry, or "".
 
-    Also checks the paths of symbolic links. A folder is safe if its file system is read-only, or if
-    it has the sticky bit, as /tmp does, and this user or root owns the entry.
+    Also checks the paths of symbolic links. A folder with the sticky bit, such as /tmp, is safe if
+    this user or root owns the entry. A read-only file system is safe.
     """
     steps = [path]
     while steps[-1].is_symlink():
