@@ -22,7 +22,7 @@ from gram_platform.store.root import BEST
 from gram_platform.studies.definition import RECALL, Preset, Variant, mislabel
 from gram_platform.studies.plan import Choice, StudyPlan
 
-# The share used of the sequences that a recipe is estimated to have before packing.
+# The share used of a recipe's estimated sequences.
 SAFE_SHARE = 0.9
 # The relative error of a hub label's estimated length [ours].
 EPOCH_TOLERANCE = 0.05
@@ -91,8 +91,8 @@ def recipes_of(
 ) -> dict[Variant, dict[str, CorpusRecipe]]:
     """Returns the corpus recipe of each variant and size.
 
-    Leaves out variants that need more labels than the corpus has. `named` maps sizes to recipes for
-    variants that do not limit the labels. Raises ValueError if no variant remains.
+    Leaves out variants that need more labels than the corpus has. `named` maps each size
+    to the recipe of variants that use all labels. Raises ValueError if no variant remains.
     """
     recipe = next(iter(named.values()))
     has_core, recipes = choice.core_label or CORE in recipe.domain_of, {}
@@ -143,7 +143,7 @@ def _add_parts(setting: Setting, recipe: CorpusRecipe, adjacent: tuple[str, ...]
 
 
 def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:
-    """Lets a hub domain's text repeat if a run needs its estimated length, give or take 5%."""
+    """Lets a Hub domain's text repeat if a run needs 95% to 105% of the text's estimated length."""
     if not isinstance(recipe.source, HubSource):
         return setting
     low, high = 1 - EPOCH_TOLERANCE, 1 + EPOCH_TOLERANCE
@@ -228,7 +228,7 @@ def _profiles(
 ) -> tuple[Profile, ...]:
     """Returns the profiles to compare. `retain` overrides the domains that the preset retains.
 
-    If there is only one auxiliary domain, returns only the profile core. A profile that retains
+    If there is only one auxiliary domain, returns only the core profile. A profile that retains
     this domain would forget nothing.
     """
     for domain in retain:

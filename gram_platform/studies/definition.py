@@ -53,7 +53,7 @@ NOT_REPRODUCED = (
 
 @dataclass(frozen=True)
 class Variant:
-    """One value of what a study varies besides method, size and profile, such as the recall."""
+    """A value of a factor, such as recall, that a study varies besides method, size and profile."""
 
     # The name in tables; "" in studies that vary nothing else.
     name: str = ""
@@ -151,9 +151,9 @@ class Preset(Setup):
         return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 
     def select_domains(self, domains: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns `domains` without the one used only for finetuning, if the preset has one.
+        """Removes the domain that the preset uses only for finetuning, if any.
 
-        Raises ValueError if `domains` lacks it.
+        Raises ValueError if the finetuning domain is not in `domains`.
         """
         text = self.options.finetuning.text if self.options.finetuning else CORE
         require_choice("options.finetuning.text", text, domains)

@@ -55,7 +55,7 @@ def drive(plan: Plan) -> int:
                 observers.see(event)
                 if observers.limit_reached():
                     executor.is_stopping = True
-        # Ray Tune executes the trials of a search, and calls the observers.
+        # Ray Tune executes a search's trials, and calls the observers.
         observers.run_trials(at)
         observers.flush()
         code = worst(sum_up(observers), observers.write_tables())

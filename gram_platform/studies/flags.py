@@ -51,8 +51,8 @@ SET_INSTEAD = {
     "--trials": "--lrs and --batches of lr_bs_grid, or --knobs of hyperparams",
 }
 
-# Lets `tyro.cli` suggest values in errors. Shell completion needs tyro's own check of values, so
-# it is generated without this registry.
+# Lets `tyro.cli` suggest values in errors. Shell completion needs tyro's own check, so it is
+# generated without this registry.
 CHOICES = ConstructorRegistry()
 
 

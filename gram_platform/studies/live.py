@@ -38,13 +38,13 @@ from gram_platform.planner.ranks import one_rank_hours
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
-# Seconds between two lines of a log, and between two changes of the bar.
+# Seconds between lines of a log, and between changes of the bar.
 LINES_EVERY_S, BAR_EVERY_S = 15.0, 1.0
 # How many ended nodes of a kind and size predict the next one's duration.
 NUM_TIMED = 20
-# Seconds between two transfers of running nodes' curves to MLflow.
+# Seconds between transfers of running nodes' curves to MLflow.
 LIVE_EVERY_S = 20.0
-# Seconds to wait for a webhook at the end of a submission.
+# Seconds to wait for a webhook.
 TIMEOUT_S = 10.0
 # The webhook's event by exit code.
 EVENTS = {DONE: "done", FAILED: "failed", TIME_IS_UP: "limit reached"}
@@ -238,7 +238,7 @@ def progress_gauges(study: str) -> Callable[[Mapping[str, int], Running], None]:
 
 
 def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | None) -> None:
-    """Prints `text`, or `brief(is_wide)` if `brief` is given and the console is a terminal."""
+    """Prints `text`, or on a terminal `brief(console.width >= WIDE)` if `brief` is given."""
     if brief is None or not console.is_terminal:
         console.print(Text(printable(text)), soft_wrap=True)
         return
@@ -370,7 +370,7 @@ def message_of(
 def post(url: str, message: Mapping[str, object]) -> str:
     """Posts a message as JSON within TIMEOUT_S. Returns "", or the reason for the failure."""
     reasons = [f"no answer within {TIMEOUT_S:g} s"]
-    # Redirects are not followed: they would send a GET without the message to an unknown host.
+    # Redirects are not followed: they would send a GET without the message elsewhere.
     opener = request.OpenerDirector()
     for handler in (
         request.ProxyHandler,

@@ -33,7 +33,7 @@ def pack_corpora(plan: Plan, store: Store) -> None:
             part.ranks.of(run.config, run.size)
     for part in plan.studies:
         for recipe in part.corpora:
-            # Other machines may pack if they mount the storage and can fetch or make the text.
+            # Other machines may pack if they mount the storage and can get the text.
             anywhere = store.is_local and not isinstance(recipe.source, FilesSource)
             workers = None if plan.in_process else ray_workers(anywhere, plan.verbose)
             corpus = provide_corpus(recipe, store, say_bytes(), workers)
@@ -50,7 +50,7 @@ def ray_workers(anywhere: bool = False, is_verbose: bool = False) -> Workers:
 
 @dataclass(frozen=True)
 class Shortage:
-    """A domain with too little text in a split. Amounts are tokens for the first size."""
+    """A domain with too little text in a split. Amounts are tokens, for the first of `sizes`."""
 
     domain: str
     split: str
@@ -85,7 +85,7 @@ def runs_on(nodes: Iterable[Node], data_id: str) -> list[Node]:
 
 
 def shortages(part: StudyPlan) -> list[Shortage]:
-    """Lists the domains and splits with too little text. Possible shortages come last."""
+    """Lists the domains and splits with too little text. Certain shortages come first."""
     short: dict[tuple[str, str, bool], Shortage] = {}
     for size, recipe in ((s, recipe) for s, recipes in part.recipes.items() for recipe in recipes):
         wanted = {
@@ -104,7 +104,7 @@ def shortages(part: StudyPlan) -> list[Shortage]:
 
 
 def require_supply(studies: Iterable[StudyPlan]) -> None:
-    """Raises ValueError if a domain has too little text with any tokenizer."""
+    """Raises ValueError if a domain is certain to have too little text."""
     for part in studies:
         short = shortages(part)
         if certain := [shortage.text for shortage in short if shortage.is_certain]:

@@ -65,14 +65,14 @@ class StudyPlan:
     sources: Mapping[str, str] = field(default_factory=dict)
     # The evidence against a law that --trust-law accepts.
     law_doubts: tuple[str, ...] = ()
-    # The recipes of each size, one for each division of the labels.
+    # Each size's recipes, one for each division of the labels.
     recipes: Mapping[str, tuple[CorpusRecipe, ...]] = field(default_factory=dict)
     settings: tuple[Setting, ...] = ()
     entries: tuple[Node, ...] = ()
 
     # Whether results may add nodes.
     has_trials = False
-    # The class of the observers, as module:class.
+    # The observers' class, as module:class.
     observers = "gram_platform.studies.observers:StudyObservers"
 
     @property
@@ -166,29 +166,29 @@ class Plan:
     execution: Execution
     resources: Resources
     budget: Budget
-    # The predicted dollars above which nothing is started; infinite with --yes and --max-cost.
+    # Predicted dollars above which nothing starts; infinite with --yes and --max-cost.
     confirm_above: float
     # cpu or cuda; "" before it is chosen.
     device: str = ""
     in_process: bool = False
-    # Trains diverged runs again.
+    # Retrains diverged runs.
     retry_failed: bool = False
     verbose: bool = False
     dry_run: bool = False
     # One size after another.
     through: bool = False
-    # The price was approved together with that of other plans.
+    # The price was approved with that of other plans.
     is_approved: bool = False
     # The file for the missing nodes. With "" they are executed.
     export_nodes: str = ""
     notify: str = ""
     # Optuna's database as given. "" is SQLite in the storage.
     optuna_uri: str = ""
-    # The most trials of a search at once. 0 is as many as fit.
+    # The most trials at once. 0 is as many as fit.
     max_concurrent: int = 0
-    # Writes the report of a search again, and starts no trial.
+    # Rewrites a search's report, starts no trial.
     report_only: bool = False
-    # Whether torch.compile compiles runs. None means GPU runs that gain time.
+    # Whether torch.compile compiles runs; None: GPU runs that gain time.
     compiled: bool | None = None
     # The GPUs or CPU slots of --hardware. 0 means the available ones.
     num_slots: int = 0
@@ -226,8 +226,8 @@ class Plan:
     def with_ranks(self, num_slots: int, begun: Mapping[str, int]) -> "Plan":
         """Returns the plan with a number of ranks for each size of its studies.
 
-        Searches keep the fewest ranks that fit, because their trials fill the cluster. Arguments
-        and errors are as in `StudyWork.choose`.
+        A search keeps the fewest ranks that fit, because it fills the cluster with parallel trials.
+        Arguments and errors are as in `StudyWork.choose`.
         """
         for part in self.studies:
             if part.has_trials:

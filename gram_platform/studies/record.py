@@ -106,8 +106,8 @@ CALIBRATION_STUDY = "calibration"
 def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
     """Returns the errors of compute ratios for each of the study's sizes, by `nearest_errors`.
 
-    Each has `size, class, ratio, difference, num_shares, measured_on`. If the storage has a
-    calibration on the same data, its errors replace the package's for the same corpus and size.
+    Each dict has `size, class, ratio, difference, num_shares, measured_on`. If the storage has a
+    calibration on the same data, its errors replace the packaged ones for the same corpus and size.
     """
     corpus, errors = part.choice.corpus, []
     own = load_calibration(Store(part.choice.storage), corpus, part.data_id)
@@ -126,8 +126,8 @@ def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFra
     """Returns the errors that the storage's calibration study measured, with FILE_COLUMNS.
 
     The frame is empty if that study used data other than `data_id`; "" accepts any data. Omits
-    incomplete sizes. They look too accurate, as the longest baselines have small errors and are
-    trained first.
+    incomplete sizes: the longest baselines have the smallest errors and are trained first, so these
+    sizes would look too accurate.
     """
     record = readable_record(store, CALIBRATION_STUDY)
     # Another study may have this name.
@@ -154,10 +154,10 @@ def list_complete_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:
 # Pages of earlier submissions:
 #
 # `studies/STUDY/` has the newest page. If methods, sizes, seeds, preset or data change, the old one
-# moves to `studies/STUDY/history/DATE/` (in UTC): it is copied, the new record is written, and the
-# old files are removed. report.html is always the last file, so one place has the whole page. After
-# an interruption both places have the report. The next submission finishes the move, or reverts it
-# if its choice is the same.
+# moves to `studies/STUDY/history/DATE/` (UTC): it is copied, the new record is written, and the old
+# files are removed. report.html is always last, so one place has the whole page. After an
+# interruption both have the report. The next submission finishes the move, or reverts it if its
+# choice is the same.
 
 MOST_KEPT = 10
 DATE = "%Y-%m-%dT%H%M%S"
@@ -179,7 +179,7 @@ def begin_record(store: Store, record: StudyRecord) -> None:
             del kept[date]
     report = folder.read(REPORT_FILE) if folder.exists(REPORT_FILE) else None
     copied = next((date for date in reversed(kept) if kept[date].read(REPORT_FILE) == report), "")
-    # A submission killed while moving the page may have left its record in the folder.
+    # A submission killed during the move may have left its record in the folder.
     places, choice = (folder, kept.get(copied, folder)), _choice(vars(record))
     old = filter(None, (place.read_spare(STUDY_FILE, ChosenRuns) for place in places))
     moves = report is not None and any(_choice(plain) != choice for plain in old)

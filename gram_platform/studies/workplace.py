@@ -58,7 +58,7 @@ class Workplace:
     # Places a node that a search proposes.
     place: Callable[[Node], Placement]
     placements: Mapping[str, Placement]
-    # The ids of nodes that were done before.
+    # Ids of nodes done before.
     done: frozenset[str]
 
 
@@ -198,7 +198,7 @@ def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) ->
 def division_of(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool
 ) -> Division:
-    """Divides a run over ranks to fit into memory. Adds advice on saving memory."""
+    """Divides a run over ranks to fit into memory. The result has advice on saving memory."""
 
     def gib(number: int, recomputes: bool) -> str:
         passes = plan_passes(run, number, machine, device, recomputes)
@@ -242,7 +242,10 @@ DRIVER = "driver"
 
 
 def advice_on_place() -> str:
-    """Returns advice if Ray has no CPUs on the driver's machine, such as a head node, or ""."""
+    """Returns advice to run the driver on a machine of its own, or "".
+
+    Advises if Ray has no CPUs here, and the cluster can grow or has driver machines.
+    """
     here = ray.get_runtime_context().get_node_id()
     cpus = sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
     if cpus or not (DRIVER in ray.cluster_resources() or not has_fixed_size()):
@@ -259,7 +262,8 @@ def cordons_noted(
 ) -> Callable[[ProbeReport], None]:
     """Returns a function that prints and stores each machine that this submission avoids.
 
-    `gram status` and reports show the stored machines. First removes those of earlier submissions.
+    `gram status` and reports show the stored machines. Removes those of
+    earlier submissions at once.
     """
     machines: list[dict] = []
 
@@ -281,7 +285,7 @@ def machine_hours(store: Store, node: Node) -> float:
     return timing.get("elapsed_s", 0.0) * timing.get("num_ranks", 1) / 3600
 
 
-# The device of each preset on each corpus, in the folder of a study or a search.
+# Each preset's device on each corpus, in the folder of a study or search.
 FILE = "devices.json"
 Devices = dict[str, Literal["cpu", "cuda"]]
 

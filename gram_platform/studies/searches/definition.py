@@ -40,9 +40,9 @@ class TrialFlags:
 
 @dataclass(frozen=True)
 class Search(Study):
-    """A study that trains the points proposed by its class `kind`."""
+    """A study whose trials are proposed by the class that `kind` names."""
 
-    # The class of the kind, as module:class; see the module `search_plan`.
+    # As module:class; see the module `search_plan`.
     kind: str = ""
     flags_type: type[TrialFlags] = TrialFlags
     # Reads the flags of the kind into the fields of its class; ValueError for bad values.
@@ -108,7 +108,7 @@ def make_search_plan(search: Search, flags: Flags) -> Plan:
 def search_plan_of(
     part: StudyPlan, given: Mapping[str, Any], optuna_uri: str, is_dry: bool
 ) -> SearchPlan:
-    """Adds corpora and settings to a search. `given` has its kind's fields except `settings`."""
+    """Adds corpora and settings to a search. `given` has the other fields of its kind's class."""
     from gram_platform.studies.searches.search_plan import SearchPlan
 
     recipes = resolve_corpora(part.preset, part.choice)

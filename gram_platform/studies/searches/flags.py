@@ -177,7 +177,7 @@ class Knob:
 
 
 def _with_ratio(setting: Setting, value: float) -> Setting:
-    """Sets p_ca. If `constant_branches`, also sets p_af so that branches keep their length."""
+    """Sets p_ca. If `constant_branches`, also sets p_af to keep the length of branches constant."""
     branching = replace(setting.options.branch_module, core_ratio=value)
     if setting.conventions.constant_branches:
         branching = replace(branching, aux_factor=2.0 / (1.0 + value))

@@ -191,7 +191,7 @@ def _analyse(
     curves: pd.DataFrame,
     sizes: Sequence[str],
 ) -> SweepAnalysis | None:
-    """Returns None if curves, evaluations of trials or evaluations of baselines are missing."""
+    """Returns the analysis, or None unless curves and evaluations of trials and baselines exist."""
 
     def gather(
         trials: Sequence[Trial], frame_of: Callable[[list[Node]], pd.DataFrame]

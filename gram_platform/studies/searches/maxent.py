@@ -173,7 +173,10 @@ class MaxEntSearch:
         ]
 
     def problem(self, search: SearchPlan, store: Store) -> "MaxEntSearch":
-        """Fits curves to stored baselines. Raises ValueError if none is complete or a fit fails."""
+        """Returns the search with curves fitted to stored baselines.
+
+        Raises ValueError if no baseline is complete or a fit fails.
+        """
         evaluations, curves = baseline_frames(store, search.baselines)
         references = references_of(evaluations, curves, self.settings[0].size.name)
         return replace(self, references=references)

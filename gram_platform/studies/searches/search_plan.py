@@ -7,7 +7,7 @@ those that `Search.read` returns. It has these members, where `search` is its `S
 - `identity(search)`: the values hashed into the search's id, without the number of trials
 - `prerequisites(search)`: the nodes that all trials need, such as baselines
 - `example(search)`: nodes of likely trials, for predicting hours and price
-- `problem(search, store)`: maps points to nodes and scores; needs complete prerequisites
+- `problem(search, store)`: an `engine.trials.Problem`; needs complete prerequisites
 - `rounds(search, store, problem)`: the missing trials
 - `share_left(search)`, only with Optuna: the share of incomplete trials
 - `write(search, store, tracker)`: tables, figures and report of current trials, or None
@@ -159,7 +159,7 @@ class SearchPlan(StudyPlan):
         return replace(log, files=files, figures=figures)
 
 
-# The files of a search, its text for a log, and its text for a terminal.
+# A search's files, and its texts for a log and a terminal.
 Written = tuple[StudyLog, str, Brief]
 
 
