@@ -1,8 +1,8 @@
 """Writes `site/index.html` of a storage, with a card for each study and search.
 
 A card has links, a one-sentence result and a small picture. Its texts come from `study.json` or
-`search.json`, which each submission writes together with its report. The picture is embedded as an
-image, so that markup in a study's folder cannot enter the page.
+`search.json`, which each submission writes with its report. The picture is embedded as an image,
+so that markup in a study's folder cannot enter the page.
 """
 
 import datetime

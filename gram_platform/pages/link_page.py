@@ -39,7 +39,7 @@ def link_page(address: str, command: str) -> bytes:
 
 
 def write_link_page(database: Path, address: str = "") -> None:
-    """Writes LINK_PAGE. `address` is "" if MLflow is closed. Warns if writing fails."""
+    """Writes LINK_PAGE. `address` is "" if MLflow is not running. Warns if writing fails."""
     # This import takes a second.
     from gram_platform.tracking.connection import explain_opening
     from gram_platform.tracking.database import database_uri
@@ -52,7 +52,7 @@ def write_link_page(database: Path, address: str = "") -> None:
 
 
 def leave_link_page(database: Path, address: str) -> None:
-    """If LINK_PAGE is missing or redirects to `address`, makes it say that MLflow is closed."""
+    """Makes LINK_PAGE say that MLflow is closed, unless it redirects to another address."""
     page = database.with_name(LINK_PAGE)
     if not page.is_file() or page.read_bytes() == link_page(address, ""):
         write_link_page(database)

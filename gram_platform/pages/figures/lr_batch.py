@@ -41,9 +41,9 @@ def surface_figure(
     """Draws one size's grid cells and loss minima over contours of the fit to all seeds.
 
     The frames come from `lr_grid`. If cells have a `url`, a click opens it. A star is the minimum
-    of the fit. Bars span where the fitted loss is within 0.1% of the minimum. If there is none, a
-    ring marks the best cell. Small diamonds are the minima of single seeds. Crosses are cells with
-    a diverged seed, which the fit leaves out.
+    of the fit. If the fit has no minimum, a ring marks the best cell. Bars span where the fitted
+    loss is within 0.1% of the minimum. Small diamonds are the minima of single seeds. Crosses are
+    cells with a diverged seed, which the fit leaves out.
     """
     of_size, minima = cells[cells["size"] == size], optima[optima["size"] == size]
     figure = go.Figure()
@@ -75,8 +75,8 @@ def law_figure(
 
     Bars span where the predicted loss is within 0.1% of the minimum. Hollow markers are optima at
     the edge of their grid. The band is the law's 90% interval over seeds. The dashed line is the
-    paper's law. Lines end at REACH times the range of the fitted sizes. If there is no law, the
-    title gives the reason.
+    paper's law. Lines end at most REACH times beyond a law's fitted sizes. If there is no law, the
+    title says why.
     """
     line = lines[lines["quantity"] == quantity]
     law = laws[laws["quantity"] == quantity].iloc[0]

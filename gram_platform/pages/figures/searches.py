@@ -110,7 +110,7 @@ def runs_text(runs: str) -> list[str]:
 
 
 def _add_facts(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str) -> None:
-    """Marks the best trial, draws unmeasured trials at the top edge, and sets hover texts."""
+    """Marks the best trial, draws diverged and failed ones at the top, and sets hover texts."""
     done = select_finished(trials, objective)
     if len(done):
         is_best = done.index == done[objective].idxmin()

@@ -322,8 +322,8 @@ def variant_figure(
     """Draws the compute ratio of one class against the column `variant`, at a size and profile.
 
     Hollow diamonds are the paper's printed values for `study`, at the paper's model size. A
-    baseline is drawn only if its core or retain differs from 1, so not if it is its own reference.
-    If at least two variants are numbers, all others are left out.
+    baseline whose core and retain are both 1 is its own reference, and is left out. If at least two
+    variants are numbers, all others are left out.
     """
     variants = list(dict.fromkeys(table[VARIANT]))
     numbers = [variant for variant in variants if is_numeric([variant])]

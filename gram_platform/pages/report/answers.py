@@ -85,7 +85,7 @@ def _describe_place(study: Results, main: pd.DataFrame) -> str:
 
 
 def _claims_here(study: Results, main: pd.DataFrame) -> Iterator[tuple[Claim, Mapping]]:
-    """Yields (claim, verdict row) for each claim about ratios at `main`'s size and variant."""
+    """Yields (claim, verdict row) for claims about ratios of `main`'s methods, size and variant."""
     first, methods = main.iloc[0], set(main["method"])
     separations = (separation(method, first["size"]) for method in methods)
     claims = {claim.text: claim for claim in CLAIMS.get(study.record.compare_with, separations)}
@@ -127,7 +127,7 @@ def ratio_text(study: Results, row: Mapping[str, Any], name: str) -> str:
 def error_text(interval: Interval, unit: float) -> str:
     """Formats "0.93 ± 0.05" for an interval, "0.93" for a mean without one, or "" for NaN.
 
-    The error is the sum in quadrature of the interval's half-width and `unit`, the unit's error.
+    The error adds the half-width and `unit` (the compute ratio's own error) in quadrature.
     """
     if math.isnan(interval.mean):
         return ""
@@ -193,7 +193,7 @@ def terminal_warning(study: Results) -> str:
 
 
 def limits_section(study: Results, main: pd.DataFrame) -> Section:
-    """Tabulates the errors of seeds, unit (compute ratio) and fits for the rows `main`."""
+    """Tabulates the errors in `main` due to seeds, unit (compute ratio) and fits."""
     record = study.record
     halves = pd.Series([half for n in CLASSES for half in main[f"{n}_high"] - main[n]], dtype=float)
     unit = [_describe(size, errors) for size, errors in _unit_by_size(record).items()]

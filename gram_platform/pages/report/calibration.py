@@ -1,4 +1,4 @@
-"""Reports the calibration study, which compares compute ratios with the true shares of steps."""
+"""Reports the calibration study, which measures baselines of known compute ratio."""
 
 from dataclasses import replace
 
@@ -113,10 +113,10 @@ def calibration_page(record: StudyRecord, results: Results, tracker: Tracker | N
 
 
 def calibration_figure(errors: pd.DataFrame, size: str) -> go.Figure:
-    """Draws compute ratio errors at one size against the true share of the steps.
+    """Draws compute ratio errors at one size against the true ratio.
 
     Values are means over seeds with 90% t-intervals. `errors` has ERROR_COLUMNS. Each key of
-    `STYLES` that has errors is a line.
+    `STYLES` with errors is a line.
     """
     of_size, figure, lines = by_class(errors[errors["size"] == size]), go.Figure(), []
     for (error_of, domain), style in STYLES.items():

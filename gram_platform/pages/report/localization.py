@@ -290,8 +290,8 @@ def _shade_texts(
 ) -> tuple[ShadedText, ...]:
     """Shades the config's texts, or by default the start of each domain's validation data.
 
-    Each text has two rows per method, for the profiles core and core+domain. Filtering's loss
-    increases under core set the colour scale.
+    Each method has two rows per text, for the profiles core and core+domain. The colour scale
+    comes from the loss increases of `filtering` under core.
     """
     config = store.evaluation(eval_id).config()
     corpus = open_corpus(store, config["data_id"])

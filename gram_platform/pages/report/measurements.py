@@ -57,7 +57,7 @@ from gram_platform.tracking.views import Line
 class Presentation:
     """Functions that read and show the results of a measurement.
 
-    Results are a dataclass that has a string `source`, and a frame `runs` from `nodes_frame`.
+    Results are a dataclass with a string `source`, and a frame `runs` from `nodes_frame`.
     """
 
     # Reads the frames, or without frames the storage. Returns None if there is nothing to show.
@@ -140,7 +140,7 @@ def read_or_lost(
 ) -> tuple[Any, Sequence[str]]:
     """Returns (results or None, a line for each lost or damaged part).
 
-    `done` contains the ids of the nodes that are done.
+    `done` has the ids of complete nodes.
     """
     measurement = MEASUREMENTS[record.measurement]
     try:

@@ -112,7 +112,7 @@ def scaling_sections(study: Results) -> list[Section]:
 def aggregate_sections(study: Results) -> list[Section]:
     """Shows the methods' means over profiles, next to the paper's printed means.
 
-    Without these, uses the authors' published means.
+    If the paper prints none, uses the authors' published means.
     """
     table, sizes = study.table, _find_mean_sizes(study.table)
     if not sizes:
@@ -146,7 +146,7 @@ def _find_mean_sizes(table: pd.DataFrame) -> list[str]:
 def profile_sections(study: Results) -> list[Section]:
     """Shows the compute ratio on every domain as bars, with a figure per method and size.
 
-    If a study has every subset of modules, shows only the subsets of no, one or all modules.
+    If a study has every subset of modules, shows only profiles with no, one or all modules.
     """
     domains = shown = domain_table(study.analysis.ratios)
     if study.by_number is not None:
@@ -186,9 +186,9 @@ def trend_sections(study: Results) -> list[Section]:
 
 
 def paper_sections(study: Results) -> list[Section]:
-    """Tabulates our rows next to the paper's printed rows and next to its authors' published rows.
+    """Tabulates our rows next to the paper's printed rows and its authors' published rows.
 
-    The printed rows are means over profiles. A study with variants has its main profile instead.
+    Beside the printed rows are our means over profiles, or our main profile if there are variants.
     """
     table, paper, varies, tables = study.table, study.record.compare_with, study.record.varies, {}
     if paper in PAPER_SCALES and (varies or _find_mean_sizes(table)):

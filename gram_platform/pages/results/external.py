@@ -99,7 +99,7 @@ class External:
 def read_external(folder: str | Path) -> External:
     """Reads the folder's files. Raises ValueError if a file is missing or invalid.
 
-    `replication.py` checks the domains after it has found the baselines.
+    `replication.py` checks the domains after finding the baselines.
     """
     path = Path(os.path.realpath(local_path("folder", folder)))
     for name in (LOSSES_FILE, CURVES_FILE):
@@ -198,7 +198,7 @@ def _method(name: str) -> str:
 
 
 def _read_profile(text: str) -> str:
-    """Returns a profile's domains: `a,b` for `core+a+b`, `a` for a single expert's `a`."""
+    """Returns a profile's domains except core, sorted: `a,b` for `core+b+a`."""
     names = [name.strip() for name in text.split("+")] if text else []
     if len(set(names)) < len(names) or "" in names:
         allowed = "domains joined by +, each once, such as core+virology; core for core alone"

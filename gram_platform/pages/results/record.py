@@ -34,7 +34,7 @@ TO_DATABASE = "../../mlflow.html"
 
 
 class Entry(TypedDict):
-    """A node of a study, with the tags for one of its methods, including `method`."""
+    """A node of a study, with its tags for one method. The tag `method` names the method."""
 
     id: str
     kind: str
@@ -132,10 +132,10 @@ def entries_of(nodes: Iterable[Node]) -> tuple[Entry, ...]:
 
 
 def tags_frame(entries: Iterable[Mapping], kind: str, view: Sequence[str] = VIEW) -> pd.DataFrame:
-    """Returns a frame of all entries whose kind is `run`, `attack` or `evaluation`.
+    """Returns a frame of all entries of a kind: `run`, `attack` or `evaluation`.
 
-    The columns are `id`, then the names in `view`, then `retained` and `elicited`. Missing tags
-    are "". The kind `run` does not include attacks.
+    The columns are `id`, then the tags in `view`, then `retained` and `elicited`. Missing tags
+    are "". The kind `run` excludes attacks.
     """
     of_kind = [e for e in entries if ("attack" if ELICITED in e["tags"] else e["kind"]) == kind]
     rows = [{"retained": "", ELICITED: "", **entry["tags"], "id": entry["id"]} for entry in of_kind]
@@ -274,7 +274,7 @@ def with_links(
 
 
 def mlflow_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> dict[str, str]:
-    """Returns {node id: MLflow address}. Addresses begin with `pages` if MLflow has no server."""
+    """Returns {node id: MLflow address}. If there is no server, links point to the page `pages`."""
     runs = {} if tracker is None else tracker.runs()
     return {node_id: tracker.run_url(run.info.run_id, pages) for (_, node_id), run in runs.items()}
 

@@ -182,7 +182,7 @@ class BaselineRules:
         return Baseline(source, losses, curves, curves_from)
 
     def unit(self, study: str, size: str) -> str:
-        """Returns the declared unit, else the only variant whose name contains it, else ""."""
+        """Returns the declared unit if found, else the only variant containing its name, or ""."""
         unit, options = self.declared[study].unit, self._variants(self.losses, study, size)
         similar = [option for option in options if unit and unit in option]
         return unit if unit in options else similar[0] if len(similar) == 1 else ""
@@ -204,11 +204,11 @@ class BaselineRules:
     def _curves(
         self, study: str, size: str, variant: str, losses: pd.DataFrame
     ) -> tuple[str, pd.DataFrame]:
-        """Returns (study that has the curves, curves) of a baseline.
+        """Returns (study with the curves, curves or an empty frame) of a baseline.
 
-        Uses the first that exist: the variant's curves, curves without a variant (for the unit or
-        a single baseline), the only curves (for a single baseline), the curves of another baseline
-        with equal losses. Otherwise the curves are empty.
+        Uses the first that exist: the variant's curves; those without a variant, if the baseline is
+        the unit or the only one; the only curves, if the baseline is the only one; those of another
+        baseline with equal losses.
         """
         is_only = len(self._variants(self.losses, study, size)) == 1
         options = self._variants(self.curves, study, size)
@@ -299,9 +299,10 @@ def _prepare(
 
 
 def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
-    """Computes the tables and claims of a study. If `is_beside`, adds any published table.
+    """Computes a study's tables and claims.
 
-    Intervals treat the fitted curve as exact, as the published intervals do.
+    If `is_beside`, adds the published table, unless there is none or the study has variants.
+    Intervals treat the fitted curve as exact, as the published ones do.
     """
     record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=NO_NOTES.columns)
     analysis = analyse_study(record, prepared.losses, CURVE_FIXED)

@@ -134,8 +134,8 @@ def judge_study(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
 
     Uses the record's profile even if the table lacks it, because the profile must be chosen before
     there are data. If the paper makes no claims about the study, judges whether retain is above
-    forget, averaged over profiles. Verdicts on numbers measured elsewhere use only
-    intervals over seeds, because the unit's error is unknown.
+    forget, averaged over profiles, unless the study has variants. Verdicts on numbers measured
+    elsewhere use only intervals over seeds, because the unit's error is unknown.
     """
     errors = errors_by_class(record.unit_errors) if record.preset else None
     if (study := record.compare_with) in CLAIMS:
@@ -201,7 +201,7 @@ class Brief(NamedTuple):
 
 
 def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief:
-    """Summarises the means over profiles and the main profile.
+    """Summarises the main profile and the means over profiles.
 
     Omits the column `size` or `variant` if it has only one value.
     """
