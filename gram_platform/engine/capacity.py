@@ -58,12 +58,12 @@ class Admission:
         self._next_look, self._reserved_machine = 0.0, ""
 
     def free_resources(self, may_wait: bool = True) -> "FreeResources":
-        """Returns what can be requested besides the nodes in flight.
+        """Returns what can be requested beyond the nodes in flight.
 
-        If the cluster can grow, the limit is the autoscaler's reported maximum, or else
-        `MOST_WAITING` more ranks than fit now. Ray queues what does not fit yet, so that the
-        autoscaler starts machines. On other clusters, or with `may_wait=False`, only present
-        machines count.
+        If the cluster can grow, the limit is the maximum that the autoscaler has reported, or
+        `MOST_WAITING` ranks more than fit now if it has reported none. Ray queues what does not fit
+        yet, so that the autoscaler starts machines. On other clusters, or with `may_wait=False`,
+        only present machines count.
         """
         resources = self.resources
         if time.monotonic() >= self._ask_again:
@@ -129,7 +129,7 @@ class FreeResources:
     def take(self, num_ranks: int) -> bool:
         """Subtracts a node's resources and returns True, or returns False if they are not free.
 
-        If no other node is requested, always succeeds. Then Ray reports what the node lacks.
+        If no node is in flight, always succeeds, so that Ray reports what this node lacks.
         """
         request = self.resources.compute_request(num_ranks).items()
         fits = (num_ranks == 1 or self.num_gangs > 0) and all(
@@ -204,7 +204,7 @@ def await_report() -> None:
 
 
 def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], store: Store) -> int:
-    """Returns the most ranks that a node without a result needs, or 0 if there is none."""
+    """Returns the most ranks that any node without a result needs, or 0 if all have results."""
     widest = 0
     for node in nodes:
         ranks = placements[node.id].fewest.num_ranks
@@ -214,10 +214,10 @@ def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], s
 
 
 def require_capacity(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
-    """Raises ValueError with the flag to change if the cluster can never hold `widest` ranks.
+    """Raises ValueError if the cluster can never hold `widest` ranks.
 
-    If the cluster can grow, calls `say` with a warning instead, because autoscalers rarely
-    report their maximum.
+    The message names the flag to change. If the cluster can grow, `say` gets a warning instead,
+    because autoscalers rarely report their maximum.
     """
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     capacity = max(
@@ -243,7 +243,7 @@ def require_capacity(widest: int, resources: Resources, say: Callable[[str], Non
     say(f"waiting for machines that the cluster may yet start: {error}")
 
 
-# The most replacement machines that are requested before one passes its probe.
+# The most replacement machines requested before one passes its probe.
 MAX_REPLACEMENTS = 3
 
 
@@ -263,7 +263,7 @@ class Cordon:
         self.changed = 0.0
         # The number of machines that failed since the last new machine passed.
         self._failures_in_a_row = 0
-        # Whether the cluster has a fixed size; None until it is needed.
+        # Whether the cluster has a fixed size; None until needed.
         self._is_fixed: bool | None = None
 
     def note(self, report: ProbeReport) -> bool:

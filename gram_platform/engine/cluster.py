@@ -82,7 +82,7 @@ def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
 
 
 def join(given: str, **options: object) -> None:
-    """Connects to the cluster at `given`, HOST:PORT or auto. Raises ValueError if unusable."""
+    """Connects to the cluster at `given` (HOST:PORT or auto). Raises ValueError if unusable."""
     if given != "auto" and not HOST_PORT.fullmatch(given):
         expected = "HOST:PORT of a Ray with a part on this machine"
         others = "`ray job submit --address` takes the others"

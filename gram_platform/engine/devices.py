@@ -117,7 +117,7 @@ def probe_here(execution: Execution) -> ProbeReport:
 def probe_afresh(device: str) -> ProbeReport:
     """Probes a device in a new process.
 
-    An out-of-memory error is not a failure, because this process may still use the device's memory.
+    An out-of-memory error is not a failure, because this process may be using the device's memory.
     """
     probe = subprocess.Popen(
         [sys.executable, "-m", "gram_platform.engine.devices", device],

@@ -33,9 +33,10 @@ def execute_sharded_run(
 ) -> dict:
     """Trains a run on Ray Train workers unless it has a result; returns the result.
 
-    Each start tries the numbers of ranks in the placement, the largest first, so that a run
-    continues with fewer ranks if some are lost. Ranks that stopped on request are started again.
-    After a crash, `CrashPolicy` decides whether to restart the run or to raise Ray Train's error.
+    Each start requests the most ranks that the placement allows, then fewer if the cluster has no
+    room. So a run continues if machines are lost. If the ranks stopped on SIGTERM or before a
+    preemption, they restart. After a crash, `CrashPolicy` decides whether to restart the run or
+    raise Ray Train's error.
 
     LeaseHeld and a DeviceError with a failed probe are raised at once. A rank's TrainingDiverged,
     OutOfMemory (with advice) or ValueError is raised and recorded as the run's failure.

@@ -231,7 +231,7 @@ def probe_steps(run: RunConfig) -> frozenset[int]:
 
 
 def progress_of(run: RunConfig, num_available: int) -> ProgressPlan:
-    """Plans up to NUM_PROGRESS_POINTS evaluations within PROGRESS_SHARE of the run's FLOPs.
+    """Plans up to NUM_PROGRESS_POINTS evaluations using at most PROGRESS_SHARE of a run's FLOPs.
 
     Plans none for a run with evaluation points, and fewer for a short run. `num_available` is the
     number of validation sequences in the smallest domain.

@@ -56,7 +56,7 @@ class Event:
 class Executor:
     """Executes nodes. Subclasses define where they run.
 
-    `done` are ids of nodes that are known to be done, so that the storage is not read for them.
+    `done` has the ids of nodes known to be done. The storage is not read for them.
     `placements` are keyed by node id.
     """
 
@@ -105,7 +105,7 @@ class Executor:
         raise NotImplementedError
 
     def look_at_runs(self) -> bool:
-        """Calls `look` and updates `progress.heartbeats`; returns True if they are new."""
+        """Calls `self.look` and updates `progress.heartbeats`; returns True if any are new."""
         running = (i for i in self.progress.running if i in self._begun_runs)
         has_new = self._heartbeats.look(running)
         self.progress.heartbeats = self._heartbeats.latest

@@ -30,7 +30,7 @@ LOOK_AT_PARTS_EVERY_S = 1.0
 
 
 def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
-    """Returns workers that call `connect` and then pack on Ray.
+    """Returns workers that pack on Ray after connecting to it with `connect`.
 
     A single task is packed in this process, without Ray. With `anywhere`, tasks run on any machines
     of the cluster, which must see the same files. Otherwise, they run on this machine. A task whose

@@ -35,7 +35,7 @@ CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
 def set_up_torch(execution: Execution) -> None:
-    """Sets torch's threads and determinism. Call it before the first product on a GPU."""
+    """Sets torch's thread count and determinism. Call it before the first product on a GPU."""
     torch.set_num_threads(execution.num_threads)
     # The setter imports torch's compiler, so it is called only for a change.
     if torch.are_deterministic_algorithms_enabled() != execution.deterministic:
@@ -180,7 +180,7 @@ POLL_S = 10.0
 class StopRequest:
     """A request to stop this process, from a signal or because Ray is draining its machine.
 
-    Runs read `received` after every step. Each reading also calls `look` with this object. With
+    Runs read `received` after every step. This calls `look`, which can request a stop itself. With
     `asks_ray=False`, never asks Ray about draining.
     """
 

@@ -64,9 +64,9 @@ def train_rank(
     """Trains this rank's part of a run in an initialised process group.
 
     Returns None if the run is complete, otherwise why the ranks stopped. A thread calls `report`
-    every `REPORT_EVERY_S`, equally often on all ranks. A rank waits for others at most
-    `LONG_WORK_TIMEOUT_S` while they load or save, and at most the process group's time-out in a
-    step. Raises OutOfMemory, with advice, if this rank runs out of memory.
+    every `REPORT_EVERY_S`, equally often on all ranks. A rank waits at most `LONG_WORK_TIMEOUT_S`
+    while others load or save. In a step, the process group's time-out applies. Raises OutOfMemory,
+    with advice, if memory runs out.
     """
     set_up_torch(execution)
     patient = _patient_group()
@@ -170,7 +170,7 @@ class VotingLearner(ShardedLearner):
 
     # Returns this rank's votes. It is set before the first step.
     votes: Callable[[], Sequence[bool]]
-    # The decisions after the last step, which are equal on all ranks.
+    # The decisions after the last step, equal on all ranks.
     decisions: tuple[bool, ...] = ()
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
@@ -214,8 +214,8 @@ class ShardedExecution(RunExecution):
     def _read_together(self, position: tuple[int, str]) -> Resumed:
         """Reads this rank's rows of the checkpoint at `position`, (step, attempt_id).
 
-        If any rank fails, all ranks raise OSError, or CorruptFile if all failures are damaged or
-        missing files.
+        If any rank fails, all ranks raise CorruptFile if damaged or missing files caused all
+        failures, otherwise OSError.
         """
         resumed, error = None, None
         try:

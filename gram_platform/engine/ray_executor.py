@@ -145,7 +145,7 @@ class RayExecutor(Executor):
         return chosen
 
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
-        """Starts a multi-rank run; returns the reference to its warnings.
+        """Starts a multi-rank run; returns a Ray reference to its warnings.
 
         A task on the driver's machine, which is not preempted, waits for the ranks.
         """

@@ -290,8 +290,7 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
 
         A trial that depends on results is proposed only when it can start, so that Optuna knows as
         many results as possible. On a cluster that can grow, other trials may wait in Ray's queue,
-        so that the autoscaler starts machines. If `max_concurrent` is set, so may trials that
-        depend on results.
+        so that the autoscaler starts machines. With `max_concurrent`, all trials may wait there.
         """
         max_concurrent = self._tuning.max_concurrent
         if not self._running:

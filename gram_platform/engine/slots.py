@@ -1,8 +1,8 @@
 """Manages slots, the processes that execute single-rank nodes.
 
 A slot is a Ray actor with the CPU threads of one rank and, if there are GPUs, one GPU or a share of
-one. It executes one task after another and keeps its GPU until it exits. So no two runs share a GPU
-while another GPU is idle, and CUDA is initialised once for many tasks.
+one. It executes one task after another and keeps its GPU until it exits, so that it initialises
+CUDA only once.
 
 A slot waits for a machine without a time limit, so that an autoscaler can start one. It probes its
 device before its first task. It exits after `IDLE_S` without work, so that its machine can be
@@ -114,9 +114,9 @@ class SlotPool:
 
     @property
     def may_come(self) -> bool:
-        """Returns True if slots that were requested before the last cordon may still start.
+        """Returns True if slots requested before the last cordon may still start.
 
-        On the cordoned machine, they are useful if only one GPU is broken.
+        They have `LAST_STARTS_S` to start. Those on the cordoned machine may get a GPU that works.
         """
         return (
             bool(self._list_outdated()) and time.monotonic() - self.cordon.changed < LAST_STARTS_S
@@ -163,12 +163,12 @@ class SlotPool:
     def submit(
         self, task: Task, placement: Placement = ON_ONE_RANK, avoided: ProbeReport | None = None
     ) -> ray.ObjectRef | None:
-        """Submits a task to an idle slot; returns the reference to its warnings.
+        """Submits a task to an idle slot; returns a Ray reference to the task's warnings.
 
-        Returns None if no suitable slot is idle. Slots with the probe `avoided`, where the task
-        lacked memory, are suitable only if no slot has another probe.
+        Returns None if no suitable slot is idle. `avoided` is the probe of a device where the task
+        lacked memory. Slots on this device are suitable only if there are no others.
         """
-        # The slot that was used last gets the task, so that the others can end.
+        # The slot used last gets the task, so that the others can end.
         slot = next((s for s in reversed(self.idle) if self.probes[s] != avoided), None)
         if slot is None and all(probe == avoided for probe in self.probes.values()):
             slot = next(reversed(self.idle), None)
