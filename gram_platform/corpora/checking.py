@@ -23,7 +23,7 @@ NO_RECORD = "no record"
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of checking one source. `found` is the first record or a message."""
+    """The result of checking one source. `found` is the first record or an error message."""
 
     source: str
     label: str
@@ -36,7 +36,8 @@ class CheckResult:
 def check(corpus: str | Path) -> list[CheckResult]:
     """Reads one record from each source of a corpus.
 
-    `ok` is False for a source that cannot be read. Empty data files pass unless all are empty.
+    `ok` is False for a source that cannot be read. Empty data files pass,
+    unless all sources are empty.
     """
     described = read_description(corpus)
     if isinstance(described, HubCorpus):

@@ -8,12 +8,12 @@ from pathlib import Path
 # The window size of `zstd --long=31` in bytes. The library's default limit is 128 MB.
 MAX_ZSTD_WINDOW = 1 << 31
 BLOCK_BYTES = 1 << 20
-# The compressed bytes of a .zst that are read at once. Four bytes can hold 128 KB of text.
+# Compressed bytes of a .zst that are read at once. Four bytes can hold 128 KB of text.
 PACKED_BYTES = 1 << 10
 
 
 class _ZstdFile(io.RawIOBase):
-    """Decompresses a .zst file. Unlike zstandard's reader, raises EOFError if it is truncated."""
+    """Decompresses a .zst file. Raises EOFError for a truncated file, unlike zstandard's reader."""
 
     def __init__(self, path: Path) -> None:
         import zstandard

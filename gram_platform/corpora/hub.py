@@ -54,7 +54,7 @@ class RowState(TypedDict):
 Shard = tuple[int, int]
 # (row, bytes of text to fetch, shard).
 Amount = tuple[HubRow, int, Shard]
-# The most shards of a row that are fetched at the same time.
+# The most shards of a row fetched at once.
 MOST_SHARDS = 64
 
 
@@ -63,7 +63,7 @@ def fetch(
 ) -> tuple[tuple[Unit, ...], dict[str, int]]:
     """Downloads the missing parts of every row. Each worker fetches one shard (file) of a row.
 
-    Returns (units, counts). The units are the first parts of each row, up to its entry in
+    Returns (units, counts). The units are the first parts needed to reach each row's size in
     `source.num_bytes`. `counts` maps a row's name to its number of records that lack a field.
 
     Raises ValueError before the download if the Hub denies access to a row. Also raises ValueError

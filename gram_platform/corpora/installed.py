@@ -44,7 +44,7 @@ NO_LICENCES = (".pyc", ".json", ".html", ".so")
 # The most and the fewest characters of a document. Longer files are cut, if possible after lines.
 DOCUMENT_CHARS = 3_000
 FEWEST_CHARS = 200
-# The most characters that are read from a file, so that no file dominates a label.
+# The most characters read from a file, so that no file dominates a label.
 FILE_CHARS = 30_000
 # Base64 of fonts, pictures and tables.
 CODED = re.compile(r"[\w+/=]{200}")

@@ -344,8 +344,8 @@ def prompts_and_truths(
 ) -> list[tuple[list[int], list[int]]]:
     """Splits documents into prompts and continuations of at most `num_tokens`.
 
-    `wanted` contains indices into the documents that are longer than a prompt
-    (`num_prompt_tokens`). Raises ValueError if an index is too large.
+    Ignores documents of up to `num_prompt_tokens`. `wanted` contains indices into the others.
+    Raises ValueError if an index is too large.
     """
     long_enough = [d for d in split_documents(rows, end_of_text) if len(d) > num_prompt_tokens]
     if max(wanted) >= len(long_enough):

@@ -224,7 +224,7 @@ class DomainRecipe:
 
 @dataclass(frozen=True)
 class FilesSource:
-    """Local records. `content` hashes all records, independent of the order of files."""
+    """Local records. `content` hashes all records, and is the same for any order of files."""
 
     content: str
     num_units: int
@@ -353,7 +353,7 @@ class CorpusRecipe:
 
 
 def recipe_from_plain(plain: Mapping) -> CorpusRecipe | None:
-    """Rebuilds a recipe of stories and a trained BPE from `plain()`. Returns None for others."""
+    """Rebuilds a recipe from `plain()`. Returns None unless it has stories and a trained BPE."""
     tokenizer, source = from_plain(TokenizerRecipe, plain["tokenizer"]), dict(plain["source"])
     if source.pop("kind") != StoriesSource.__name__ or not tokenizer.is_trained:
         return None

@@ -35,7 +35,7 @@ FORMATS = tuple(".jsonl" + packed for packed in PACKED) + PARQUET
 MAX_EMPTY_LINES = 1_000_000
 # The most unpacked bytes for each byte on disk. Text has 2 to 20.
 MAX_EXPANSION = 200
-# The most rows and bytes of a .parquet that are read at once.
+# The most rows and bytes of a .parquet read at once.
 BATCH_ROWS, BATCH_BYTES = 64, 1 << 26
 RECORD_COLUMNS = ("text", "label")
 # The label for validation and attacks, if it differs from the label that training sees.

@@ -281,7 +281,7 @@ def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
 
 
 def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
-    """Decides how many bytes to take from each row, assuming equally common labels."""
+    """Decides how many bytes to take from each row. Assumes equally common labels."""
     core_tokens = packing.core_tokens or corpus.core_tokens
     aux_share = packing.aux_share or corpus.aux_share
     rows = replace(corpus, core_tokens=core_tokens, aux_share=aux_share).rows

@@ -50,8 +50,8 @@ def silent(activity: str, done: int, total: int | None) -> None:
 def find_units(corpus: Path) -> tuple[Unit, ...]:
     """Finds the units of a folder (with subfolders), a data file, or a .json of labelled globs.
 
-    Warns if it skips folders, or finds `train` and other splits. Raises ValueError if it finds no
-    file.
+    Warns if it skips folders, or merges `train` with other splits. Raises ValueError if it
+    finds no file.
     """
     if corpus.suffix.lower() == ".json" and target_kind("corpus", corpus) == A_FILE:
         return _glob_units(corpus)
@@ -109,7 +109,7 @@ def find_labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, 
 def _matches(
     root: Path, label: str, patterns: object, label_of: dict[str, str]
 ) -> tuple[Path, ...]:
-    """Returns a label's files, and records them in `label_of`. Rejects files of other labels."""
+    """Returns a label's files, and adds them to `label_of`. Rejects files with another label."""
     field = f"globs[{label}]"
     is_list = isinstance(patterns, list) and all(isinstance(p, str) and p for p in patterns)
     if not label.strip() or not is_list:
@@ -219,7 +219,7 @@ def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
 
 
 def forget(units: Sequence[Unit], changed: Sequence[Path], cache_dir: Path) -> None:
-    """Deletes scans of `units`, and fetched files among `changed`, so that both are redone."""
+    """Deletes the scans of `units`, and the `changed` files that were fetched."""
     for unit in units:
         # A missing file has no scan.
         with contextlib.suppress(ValueError):

@@ -128,7 +128,7 @@ def tag_keys(
 
 
 def count_duplicates(path: Path) -> dict[str, int]:
-    """Counts what `COUNTS` lists in a file of tagged keys. Sorts the file in place and deletes it.
+    """Returns the `COUNTS` of a file of tagged keys. Sorts the file in place, then deletes it.
 
     A document counts as repeated if an earlier document has the same text.
     """
@@ -149,7 +149,7 @@ def count_duplicates(path: Path) -> dict[str, int]:
 
 
 def _count(tagged: np.ndarray) -> dict[str, int]:
-    """Counts what `COUNTS` lists in sorted tagged keys. One call must get all keys of a text."""
+    """Returns the `COUNTS` of sorted tagged keys. All keys of a text must be in the same call."""
     keys, tags = tagged & ~TAG_MASK, (tagged & TAG_MASK).astype(np.int64)
     starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
     spread = [

@@ -285,7 +285,10 @@ def _customs(source: StoriesSource, topic: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _topic_sentences(source: StoriesSource, topic: str) -> tuple:
-    """Returns (openings, people's sentences, customs, cumulative weights of people, of customs)."""
+    """Returns (openings, people's sentences, customs, weights of people, weights of customs).
+
+    The weights are cumulative.
+    """
     people = [_person_variants(name, clauses) for name, clauses in _people(source, topic)]
     customs = _customs(source, topic)
     order = random.Random(_seed(source.seed, "ranks", topic))

@@ -28,7 +28,7 @@ from gram_platform.corpora.recipe import TokenizerRecipe
 T, R = TypeVar("T"), TypeVar("R")
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
-# The sign that is shown instead of an end-of-text token.
+# Shown instead of an end-of-text token.
 END_SIGN = "\u00b6"
 DEFAULT_SAMPLE_BYTES = 16_000_000
 # The longest word in bytes. Training time grows with the square of a word's length.
@@ -214,7 +214,7 @@ def _special(tokenizer: Tokenizer) -> set[str]:
 
 
 def _of_template(tokenizer: Tokenizer) -> str:
-    """Returns the one token that the post-processor appends to a text, or "" if it does not."""
+    """Returns the token that the post-processor appends to a text, or "" if not exactly one."""
     processor = tokenizer.post_processor
     match json.loads(processor.__getstate__()) if processor else {}:
         case {"single": [{"Sequence": _}, {"SpecialToken": {"id": name}}]}:
@@ -225,9 +225,9 @@ def _of_template(tokenizer: Tokenizer) -> str:
 def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
     """Returns the id of the token that separates documents.
 
-    This is `named` if given, otherwise the token that the post-processor appends, or else the first
-    of `KNOWN_ENDS`. The latter two must be special tokens, because text could contain others.
-    Raises ValueError if there is none.
+    This is `named` if given, otherwise the token that the post-processor appends, otherwise the
+    first of `KNOWN_ENDS`. The last two must be special tokens, because ordinary tokens could occur
+    in text. Raises ValueError if there is none.
     """
     if named:
         token = tokenizer.token_to_id(named)
@@ -280,7 +280,7 @@ def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
 def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
     """Raises ValueError unless all token ids are below `vocab_size`.
 
-    Also raises ValueError if the tokenizer `source` has only `KNOWN_ENDS`, which encode no text.
+    Also raises ValueError if the tokenizer `source` has no tokens except `KNOWN_ENDS`.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary.keys() - KNOWN_ENDS:

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 VARIABLE, PLAIN = "GRAM_CPU_CODE", "torch"
-# The name of an operator in torch.ops.aten.
+# An operator in torch.ops.aten.
 OPERATOR = "_scaled_dot_product_flash_attention_for_cpu"
-# The name of plain torch as an attention kernel.
+# Plain torch as an attention kernel.
 PLAIN_ON_CPU = "plain torch for CPUs"
 # The largest difference to plain torch, in float32.
 BOUND = 1e-4
@@ -56,8 +56,9 @@ UNTRIMMED_BYTES = 2**31 - 1
 def keep_freed_memory() -> Iterator[None]:
     """Context manager that keeps glibc from returning freed heap memory to the system.
 
-    Does nothing without glibc. Allocations of 32 MiB or more are still returned at once. glibc
-    cannot restore its own thresholds, so memory freed after the exit is kept until the next exit.
+    Does nothing without glibc. Allocations of 32 MiB or more are still returned at once. Kept
+    memory is returned on exit. The setting is permanent, so memory freed later is kept until the
+    next exit.
     """
     libc = ctypes.CDLL(None)
     if os.environ.get(VARIABLE) == PLAIN or not hasattr(libc, "mallopt"):

@@ -103,8 +103,8 @@ def _fill_gelu(x: Tensor, out: Tensor, slope: Tensor | None) -> None:
 def rotate(x_BnTh: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Applies rotary embedding to queries or keys, in float32.
 
-    Element i of a head is rotated together with element i + h/2. `cos` and `sin` contain the angles
-    twice, once for each half of h, and broadcast to `x_BnTh`.
+    Element i of a head is rotated together with element i + h/2. `cos` and `sin` contain each
+    value twice, once for each half of h, and broadcast to `x_BnTh`.
     """
     if _is_fast_on(x_BnTh):
         return _Rotation.apply(x_BnTh, cos, sin)
@@ -319,7 +319,7 @@ class _CausalAttention(torch.autograd.Function):
 
 
 def _with_subtracted(x_BHTh: Tensor, scale: float, subtracted_BHT: Tensor) -> Tensor:
-    """Returns x * scale with two more columns: rounded -subtracted, and its rounding error."""
+    """Returns x * scale with two more columns: rounded -subtracted, and what rounding removed."""
     *shape, h = x_BHTh.shape
     out = x_BHTh.new_empty(*shape, h + 2)
     torch.mul(x_BHTh, scale, out=out[..., :h])

@@ -26,7 +26,7 @@ ActiveModules = Mapping[str, float | Rows]
 
 
 def add_output(total: Tensor, layer: Callable, x: Tensor, active: float | Rows) -> Tensor:
-    """Returns `total` plus the output of an active module, `layer(x, num_trained)`."""
+    """Returns `total` plus an active module's output, which `layer(x, num_trained)` computes."""
     if isinstance(active, Rows):
         out = layer(x.index_select(0, active.index_R), active.num_trained)
         return total.index_add(0, active.index_R, out)

@@ -55,8 +55,8 @@ class Pairs:
 class Activation:
     """The modules of each row in a batch.
 
-    `padded` has the same number of pairs for all modules. It is None if this exceeds `MAX_PADDING`,
-    or if fewer than two modules are active.
+    `padded` has the same number of pairs for all modules. It is None if padding would multiply the
+    pairs by more than `MAX_PADDING`, or if fewer than two modules are active.
     """
 
     pairs: Pairs

@@ -127,9 +127,8 @@ class RowReader:
     ) -> Tensor:
         """Adds new keys and values to the cache. Returns the attention's output x_BTD.
 
-        The query heads of a group share one key-value head, not copies. `first_head` is the
-        attention's first key-value head in the cache. `rows` are the cache's rows in `reading`. A
-        slice copies no keys or values.
+        `first_head` is the attention's first key-value head in the cache. `rows` are the cache's
+        rows in `reading`. If `rows` is a slice, no cached keys or values are copied.
         """
         rows_B, positions_BT, visible_BTS, cos, sin = reading
         q_BHTh, *new = attention.heads(normed_BTD, lambda x, _: rotate(x, cos, sin))

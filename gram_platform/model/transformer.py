@@ -131,7 +131,7 @@ class Lora(nn.Module):
             self.gate_b = Linear(rank, d_mlp, bias=False)
 
     def change(self, name: str, x: Tensor, num_trained: int | None) -> Tensor:
-        """Returns the LoRA's addition to the output of `name`, which is fc, gate or proj."""
+        """Returns the LoRA's unweighted addition to the output of `name`: fc, gate or proj."""
         a, b = getattr(self, f"{name}_a"), getattr(self, f"{name}_b")
         return b(a(x, num_trained), num_trained)
 
