@@ -10,9 +10,9 @@ of its study, unless it names one. FIRST and LAST are the first and last of thes
 
 Every claim has one profile, chosen before there were results: the paper's if it gives one,
 otherwise the mean over profiles. The paper's scaling study retains core and virology, and its
-partial-label study removes every domain. Its composability figure is for virology. We use the mean
-there [ours]: the figure compares with all modules, where retain covers every domain, as the mean
-does. The paper's other bars and tables are means.
+partial-label study removes every domain. The paper's composability figure is for virology. We use
+the mean there [ours]: the figure compares with all modules, where retain covers every domain, as
+the mean does. The other bars and tables are means.
 """
 
 import math
