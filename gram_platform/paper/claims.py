@@ -1,4 +1,4 @@
-"""Lists published claims by study. A claim has a text, two sides and a source.
+"""Lists published claims by study.
 
 Most are the paper's. Those about SGTM are by Shilov and others (2025), restated in compute ratios
 [ours].
@@ -10,9 +10,9 @@ of its study, unless it names one. FIRST and LAST are the first and last of thes
 
 Every claim has one profile, chosen before there were results: the paper's if it gives one,
 otherwise the mean over profiles. The paper's scaling study retains core and virology, and its
-partial-label study removes every domain. The paper's other bars and tables are means. Its
-composability figure also shows virology. We use the mean there [ours], because it covers all
-domains, as retain does with every module on.
+partial-label study removes every domain. The paper's composability figure is for virology. We use
+the mean there [ours]: the figure compares with all modules, where retain covers every domain, as
+the mean does. The other bars and tables are means.
 """
 
 import math
@@ -92,7 +92,7 @@ class Claim:
 
     @property
     def terms(self) -> tuple[Side, ...]:
-        """Both sides and, if they have one, their `less`, without duplicates."""
+        """Both sides, and the sides subtracted from them (`less`), each once."""
         sides = (self.left, self.right, self.left.less, self.right.less)
         return tuple(dict.fromkeys(filter(None, sides)))
 
@@ -126,7 +126,7 @@ def cite(source: str, claims: Iterable[Claim], profile: str = MEAN) -> tuple[Cla
 
 
 def drop(method: str, name: str) -> Side:
-    """Returns a side: how far a class drops from the claim's profile to all modules."""
+    """Returns the side for a class at the claim's profile minus the class with all modules."""
     return Side(method, name, less=Side(method, name, profile=ALL))
 
 
@@ -406,7 +406,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 
 
 def choose_value(name: str, values: Sequence[str]) -> str:
-    """Returns the first or last of `values` ("" if empty) for FIRST or LAST, otherwise `name`."""
+    """Returns `name`. FIRST and LAST become the first and last of `values`, or "" if empty."""
     return next(iter({FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))), "")
 
 

@@ -134,7 +134,7 @@ def _read_published() -> pd.DataFrame:
 def tabulate_published(study: str, domains: Collection[str] = ()) -> pd.DataFrame | None:
     """Returns a study's published table in the columns of table.csv, or None if there is none.
 
-    Replaces the published name of a domain if `domains` has only our name of it.
+    Replaces the published name of a domain if `domains` has only our name for it.
     """
     per_seed = load_published(study)
     if per_seed.empty:

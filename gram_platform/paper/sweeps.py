@@ -1,10 +1,9 @@
 """Loads the paper's three sweeps on Simple Stories, and judges its claims on our sweeps.
 
 `sweeps.csv` has the coordinates of the figures in the paper's "Hyperparameter Appendix"
-(`app:hyperparams`): compute ratios with 90% intervals, averaged within each of three seeds and then
-over seeds. Core-partial is core averaged over the four profiles with one module. Core-full is core
-with no module. The p_cr figure shows both. The other figures show core averaged over
-all five profiles.
+(`app:hyperparams`): compute ratios with 90% intervals, averaged within each seed, then over three
+seeds. Core-partial is core averaged over the four profiles with one module. Core-full is core with
+no module. The p_cr figure shows both; the others show core averaged over all five profiles.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -102,7 +101,7 @@ Curve = pd.DataFrame
 
 @dataclass(frozen=True)
 class SweepClaim:
-    """States that a difference along each seed's curve lies in the range `within`."""
+    """States that the mean over seeds of `difference(curve)` lies in `within`."""
 
     knob: str
     # {first}, {middle} and {last} are values of the knob.

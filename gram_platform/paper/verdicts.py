@@ -176,9 +176,9 @@ def judge_times(
     """Judges the claim that left - right, both recovery times, lies in the range `within`.
 
     The interval is over seeds only. `reached` has the share of each seed's attacks that reached the
-    mark. If a share is below 1, its time is a lower bound. The verdict is then "cannot tell",
-    unless all bounds are on one side and exceed all times of the other, and longer times would not
-    change the verdict.
+    mark. If a share is below 1, its time is a lower bound. The verdict is then "cannot tell" if
+    both sides have bounds, if a bound does not exceed all times of the other side, or if longer
+    times could change the verdict.
     """
     judgement, seeds = judge(claim, left, right, within), set(left) & set(right)
     bounds = [
@@ -348,9 +348,9 @@ def _unit_error(
 ) -> float | None:
     """Returns the unit's error in a claim's difference, or NaN if it is unknown.
 
-    For a claim about one class at one size and variant, both ratios are on the same curves, so this
-    is `UnitError.difference`. For a claim over sizes, adds the errors of all sizes, times their
-    weights, in quadrature. Otherwise, adds the errors of both sides' ratios in quadrature.
+    For a claim about one class at one size and variant, returns `UnitError.difference`, because
+    both ratios are on the same curves. For a claim over sizes, adds the errors of all sizes, times
+    their weights, in quadrature. Otherwise, adds the errors of both sides' ratios in quadrature.
     """
     if errors is None:
         return None
@@ -487,7 +487,7 @@ def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
 def judge_published(study: str) -> pd.DataFrame:
     """Judges a study's claims on the published numbers. Returns VERDICT_COLUMNS.
 
-    Claims without numbers here are judged on studies that JUDGED_BY maps to this one.
+    If `study` has no numbers for a claim, uses the studies that JUDGED_BY maps to `study`.
     """
     others = [name for name, claims in JUDGED_BY.items() if claims == study]
     rows = pd.concat([paper_claims(load_published(n), study) for n in (study, *others)])

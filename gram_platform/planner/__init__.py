@@ -121,7 +121,7 @@ PUBLISHED_RATES = {
 def utilisation_of(machine: str, parameters: int) -> Utilisation:
     """Returns the utilisation for the model size nearest to `parameters` by ratio.
 
-    If this GPU has no row for a size, uses the row of the GPU BORROWED.
+    If UTILISATIONS has no row for a size on this GPU, uses the row of the GPU BORROWED.
     """
     rows = [row for row in UTILISATIONS if row.machine == machine]
     if machine != "cpu":
@@ -241,7 +241,7 @@ def fits(
 def plan_passes(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
 ) -> Passes:
-    """Chooses passes that fit into `machine`'s memory. Their `memory` is estimated for `device`."""
+    """Chooses passes that fit into `machine`'s memory. Estimates their memory on `device`."""
     merged = choose_num_merged(run, num_ranks, machine, checkpointing)
     passes = choose_num_passes(run, num_ranks, machine, checkpointing) if merged == 1 else 1
     memory = rank_memory(run, num_ranks, checkpointing, device, passes, merged)
@@ -277,9 +277,9 @@ def choose_num_merged(
 ) -> int:
     """Returns how many micro-batches to merge into a pass to minimise the passes per window.
 
-    A pass must fit into memory. On a single rank, where merging saves no gathers, it has at
-    most MOST_MERGED_TOKENS. Returns 1 on a CPU, where larger passes are no faster (FINDINGS), and
-    for RMU, whose passes have one micro-batch.
+    A pass must fit into memory. On a single rank, which gathers no weights, a pass has at most
+    MOST_MERGED_TOKENS. Returns 1 for RMU, which cannot merge, and on a CPU, where larger passes
+    are no faster (FINDINGS).
     """
     tokens, window = run.micro_batch * run.model.seq_len, run.micro_batches_per_step
     if machine.device != "cuda" or run.objective.kind == MISDIRECTION:

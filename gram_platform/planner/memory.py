@@ -271,10 +271,10 @@ def _float_values(num_values: int, width: int) -> int:
 class Memory:
     """Bytes on the rank that needs the most memory, from the second step on.
 
-    The parts do not all exist at the same time, and `total` is the peak. A backward pass starts
-    with all `activations` and `logits`. Of the logits, `kept_logits` remain while layers are
-    gathered one by one, and recomputed if activations are checkpointed. The new gradients at the
-    end (`reduction`) are added to `gradients`, which remain until the optimizer step.
+    The parts do not all exist at once. `total` is the peak. A backward pass starts with all
+    `activations` and `logits`. Of the logits, `kept_logits` remain in the layers' backward pass. It
+    gathers one layer at a time, and recomputes it if activations are checkpointed. New gradients at
+    the end (`reduction`) are added to `gradients`, which remain until the optimizer step.
     """
 
     # Float32 weights, including the initial weights that RMU and UNDO compare with.
@@ -316,8 +316,8 @@ def rank_memory(
 ) -> Memory:
     """Estimates the memory of rank 0, which has the most rows of every parameter.
 
-    The arguments are as in `Learner`. The estimate is for uncompiled runs, because a run continues
-    uncompiled if compilation fails. A compiled run stores no float32 logits, so it needs no more.
+    The arguments are as in `Learner`. Assumes that the run is not compiled, because compilation may
+    fail. A compiled run needs no more memory: it stores no float32 logits.
     """
     width, sharing = BYTES[run.precision], sharing_of(run.model, run.precision, num_ranks, device)
     kernel, batch = model_kernel(device, width, run.model), evaluation_batch(run.model, device)

@@ -132,7 +132,7 @@ class Forecast:
 
 
 class RunGroup(NamedTuple):
-    """Identifies runs whose memory and communication depend only on their number of modules."""
+    """Identifies runs that differ in memory and communication only by their number of modules."""
 
     size: str
     method: str
@@ -177,11 +177,11 @@ class StudyWork:
     def choose(self, num_slots: int, begun: Mapping[str, int] = NONE_BEGUN) -> Ranks:
         """Chooses the number of ranks for each size that the user left at AUTO.
 
-        Takes the smallest number with which the study ends earliest. Each size must fit into memory
-        and cost at most MOST_HOURS times the fewest GPU-hours. `num_slots` is the number of GPUs in
-        the cluster, or 0 if it grows with demand. `begun` maps the ids of runs that have begun to
-        their numbers of ranks, which do not change. Raises ValueError if a size does not fit on any
-        number of ranks up to `num_slots`, or on the user's number.
+        Considers the numbers that fit into memory and need at most MOST_HOURS times the fewest
+        GPU-hours. Of these, takes the smallest with which the study ends earliest. `num_slots` is
+        the number of GPUs in the cluster, or 0 if it grows with demand. `begun` maps ids of runs
+        that have begun to their numbers of ranks, which are fixed. Raises ValueError if a size fits
+        on no number up to `num_slots`, or not on the number that the user gave.
         """
         self.require_memory()
         hours: dict[str, float] = defaultdict(float)

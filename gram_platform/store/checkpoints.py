@@ -186,8 +186,8 @@ def has_weights(attempt: Folder) -> bool:
 def clear_weights(attempts: Folder) -> None:
     """Removes the weights, complete or not, of attempts that ended without finishing.
 
-    Call this only if a finished attempt has the result's weights, because a suspended attempt may
-    seem to have ended and lose its own.
+    Call this only if a finished attempt has the result's weights, because a merely suspended
+    attempt may seem to have ended.
     """
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)

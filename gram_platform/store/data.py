@@ -108,7 +108,7 @@ def open_corpus(
 
 
 def lost_text(store: Store, data_id: str) -> list[str]:
-    """Returns a line for each domain where over LITTLE_LOST of the text cannot be encoded."""
+    """Returns a line for each domain whose share of unencodable text exceeds LITTLE_LOST."""
     stored = store.data_dir(data_id)
     try:
         return describe_unspelled(parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST)))
@@ -323,8 +323,8 @@ def fetch_ahead(rows: Mapping[str, FetchedRows], num_rows: Mapping[str, int]) ->
 def _bring_each(left: "queue.SimpleQueue[tuple[FetchedRows, int]]") -> None:
     """Fetches queued blocks until the queue is empty or a fetch fails.
 
-    Suppresses OSError and ValueError, which reading the block raises again, and RuntimeError,
-    which object store drivers raise while the process exits.
+    Suppresses OSError and ValueError, which a later read raises again, and RuntimeError, which
+    object store drivers raise while the process exits.
     """
     with contextlib.suppress(queue.Empty, OSError, ValueError, RuntimeError):
         while True:

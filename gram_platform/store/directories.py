@@ -1,4 +1,4 @@
-"""Reads and writes directories of evaluations and imports. Runs share the base class.
+"""Reads and writes directories of evaluations and imports. Runs use the same base class.
 
 Imports torch only for tensors.
 """

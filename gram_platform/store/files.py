@@ -1,4 +1,4 @@
-"""Defines what local and remote folders share: sealed JSON, damaged files and retries.
+"""Defines the base class of local and remote folders, sealed JSON and retries.
 
 Files are written completely or not at all. A read-only folder rejects all changes. A name is one
 path component of safe characters, so no path can lead out of the storage.
@@ -31,7 +31,7 @@ class CorruptFile(ValueError):
 
 
 def safe_name(field: str, name: str) -> str:
-    """Returns `name` if it is a safe path component, or raises ValueError about `field`."""
+    """Returns `name` if it is a safe path component, or raises ValueError naming `field`."""
     if not is_safe_name(name):
         allowed = "at most 200 letters, digits and _ + . = @ -, the first a letter, digit or _"
         raise invalid(field, name, allowed)

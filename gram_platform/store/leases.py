@@ -75,8 +75,8 @@ class Lease:
 
     A thread renews the lease while `is_working()` is true, and writes each `report` within
     `interval_s`. Raises OSError if the first write fails. Later failures cause one warning that
-    begins with `warning`, or none if `warning` is "". An expired lease is renewed
-    only if `contested` (other processes write this file too), and only until one takes it over.
+    begins with `warning`, or none if `warning` is "". An expired lease is renewed only if
+    `contested` (other processes write this file too) and nobody has taken it over.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ def has_ended(lease: dict | None) -> bool:
 
 
 def _boot_time() -> float:
-    """Returns monotonic seconds, if possible including the machine's sleep."""
+    """Returns monotonic time in seconds, including the machine's sleep if possible."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()

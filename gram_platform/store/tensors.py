@@ -1,7 +1,7 @@
 """Writes and reads safetensors files, one tensor at a time, and hashes weights.
 
-Uses the safetensors library only to check headers, because its files ignore the umask and its
-errors lack error numbers.
+Uses the safetensors library only to check headers. The files that it writes ignore the umask, and
+its errors lack error numbers.
 """
 
 import contextlib
@@ -259,7 +259,7 @@ class DiskTensors(Mapping):
         return cls({name: [(file, rows)] for file in files for name, rows in file.held.items()})
 
     def describe(self, name: str) -> StoredRows:
-        """Returns a tensor's shape and dtype, and its rows in the first of its files."""
+        """Returns a tensor's shape and dtype, and which rows its first file contains."""
         return self.holders[name][0][1]
 
     def __getitem__(self, name: str) -> torch.Tensor:

@@ -3,8 +3,8 @@
 The core MLP and the active module MLPs of a layer have the same input. The sum of their outputs
 is the output of one wider MLP. Its c_fc (and c_gate, for SwiGLU) stacks the rows of all c_fc.
 Its c_proj concatenates the columns of all c_proj, each multiplied by its module's weight. LoRAs are
-added to the core MLP's weights. Attention heads are merged like MLPs. If a module has fewer query
-heads than the core has per key-value head, heads of zeros are added.
+added to the core MLP's weights. Attention heads are merged like MLPs. In the core, each key-value
+head serves a group of query heads. A smaller group in a module is padded with heads of zeros.
 """
 
 import contextlib
