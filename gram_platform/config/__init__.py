@@ -1,8 +1,8 @@
 # ruff: noqa: F401 - other rooms import the names of runs and views from here
-"""Defines `RunConfig`, the frozen dataclass that determines a training stage, and its `run_id`.
+"""Defines `RunConfig`, which determines a training stage and its `run_id`.
 
-A `RunConfig` has everything that can change a result, but no paths, names or hardware. `run_id`
-hashes its canonical JSON, so equal configs are the same run on every machine.
+A `RunConfig` contains everything that can change a result, but no paths, names or hardware.
+`run_id` hashes its canonical JSON, so equal configs are the same run on every machine.
 """
 
 from collections.abc import Mapping

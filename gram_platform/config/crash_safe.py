@@ -42,7 +42,7 @@ def whole_file(path: str | Path, durable: bool = False) -> Iterator[str]:
 
 @contextlib.contextmanager
 def temporary_beside(path: str | Path) -> Iterator[str]:
-    """Context manager that yields a hidden path in the same folder and deletes it on exit."""
+    """Context manager that yields a hidden path beside `path`, and deletes that file on exit."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".tmp-{os.getpid()}-{secrets.token_hex(4)}.{name}")
     try:
@@ -109,7 +109,7 @@ def require_plain(folder: str | Path) -> None:
 
 
 def unplain(path: str | Path, kind: str, expected: str) -> ValueError:
-    """Returns the error for a link or another wrong kind of path in a storage."""
+    """Returns the error for a storage path of the wrong kind, such as a link."""
     remedy = "remove it; to use another disk, mount it there or name a folder on it by --storage"
     return invalid("storage", str(path), f"{expected}, found {kind}: {remedy}")
 
@@ -170,7 +170,7 @@ def create_database(path: Path, make: Callable[[Path], object]) -> None:
 def this_place() -> str:
     """Returns the host name, boot id and pid namespace as one string.
 
-    Processes with equal strings have different pids. Containers may share a host name.
+    Processes with equal strings see the same pids. Containers may differ only in the namespace.
     """
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:

@@ -43,7 +43,7 @@ class Unavailable(Stopped):
 
 
 def exit_with(work: Callable[[], int]) -> None:
-    """Runs `work`, then exits with the code it returns, or an error's code (see `exit_codes`)."""
+    """Runs `work`, then exits with its return value. Errors exit as in `exit_codes`."""
     # Garbage collection at shutdown would walk all objects of torch and Ray for .8 s of CPU.
     atexit.register(gc.freeze)
     outlive_output()
@@ -53,7 +53,7 @@ def exit_with(work: Callable[[], int]) -> None:
 
 
 class _Ended(SystemExit):
-    """Exits a command whose error has already been printed."""
+    """Raised to end a command whose error is already printed."""
 
 
 def begin_work() -> None:

@@ -165,7 +165,7 @@ def require_each_once(field: str, values: Collection) -> None:
 
 
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
-    """Joins "one of ", `of`, the choices, and a suggestion if the value seems misspelt."""
+    """Returns "one of {of}a, b" for choices a and b, and a suggestion for a misspelt value."""
     choices = tuple(choices)
     return f"one of {of}{', '.join(choices)}{suggest(value, choices)}"
 
@@ -270,7 +270,7 @@ def absolute_place(field: str, place: str) -> str:
     """Makes a path absolute, and returns a URL unchanged.
 
     Raises ValueError for an unknown home directory. Inside a Ray job, also rejects relative paths,
-    because the job's working directory changes with every edit.
+    because each upload of the code has its own working directory.
     """
     if is_url(place):
         return place
@@ -282,7 +282,7 @@ def absolute_place(field: str, place: str) -> str:
 
 
 def parse_with(parse: Callable[[Any], Any], text: str | bytes) -> Any:
-    """Returns `parse(text)`. Raises ValueError if that is nested deeper than `DEEPEST` levels.
+    """Returns `parse(text)`. Raises ValueError if it nests deeper than `DEEPEST` levels.
 
     Python's recursion limit prevents comparing, printing or writing deeper values.
     """

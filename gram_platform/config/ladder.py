@@ -108,7 +108,7 @@ def _paper(name, layers, d_mlp, d_aux, batch, micro_batch, core_tokens, peak_lr)
 
 
 def _small(name, layers, d_model, d_aux, batch, micro_batch, core_tokens, peak_lr) -> Size:
-    """Returns a size that trains on CPU cores, in minutes to a night [ours].
+    """Returns a size that trains on CPU cores within a night [ours].
 
     The MLP is four times as wide as the model. The precision is float32, because bfloat16 is no
     faster at this width (FINDINGS.md).
@@ -290,9 +290,9 @@ def apply_law(size: Size, law: Law, num_parameters: int) -> Size:
     """Returns the size with the peak learning rate and batch that the law predicts.
 
     `num_parameters` is that of the dense model. The batch has the predicted number of tokens at any
-    sequence length, rounded to whole micro-batches. If that is 0, `batch_size` and `micro_batch`
-    become the divisor of `micro_batch` nearest to the prediction on a log scale. Raises ValueError
-    unless the predictions are positive and finite.
+    sequence length, rounded to whole micro-batches. If it rounds to 0, the batch becomes one
+    micro-batch, whose size is the divisor of `micro_batch` nearest to the prediction on a log
+    scale. Raises ValueError unless the predictions are positive and finite.
     """
     try:
         peak_lr = law.lr(num_parameters)

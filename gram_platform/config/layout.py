@@ -38,11 +38,12 @@ class Sharing:
 def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) -> Sharing:
     """Decides how `num_ranks` ranks on `device` (cpu or cuda) share a model.
 
-    Weights of at most `KEPT_BYTES` in this precision stay gathered. Gradients are reduced once a
-    window, but in every pass if the model is large, or is bfloat16 and has LoRAs. (Otherwise, a
-    LoRA's gradients could differ in dtype from those of its block, which FSDP rejects.) Large MLP
-    modules are gathered apart from their block. So is every MLP module if a bfloat16 model reduces
-    once a window.
+    - Weights of at most `KEPT_BYTES` in this precision stay gathered.
+    - Large models reduce gradients in every pass, others once a window. Bfloat16 models with LoRAs
+      also reduce in every pass. (Otherwise, a block's gradients could differ in dtype, which FSDP
+      rejects.)
+    - An MLP module is gathered apart from its block if it is large, or if the model is bfloat16 and
+      reduces once a window.
     """
     parameters, in_float32 = total_parameters(model), precision == "float32"
     has_loras = any(module.kind == "lora" for module in model.modules)
@@ -98,13 +99,13 @@ def attention_kernel(
 ) -> str:
     """Names the attention kernel for `device` (cpu or cuda).
 
-    A number has `num_bytes`: 4 in float32, 2 in bfloat16. If `is_masked`, attention does not cross
-    document ends. `available` lists the kernels that torch and the GPU support.
+    `num_bytes` is the size of a number: 4 in float32, 2 in bfloat16. If `is_masked`, attention
+    does not cross document ends. `available` lists the kernels that torch and the GPU support.
 
     torch's flash and cuDNN kernels need 16-bit numbers, heads of at most `LARGEST_HEAD` and no
-    document mask. Query heads may share keys. The memory-efficient kernel needs aligned heads, and
-    keys and values repeated for every query head (`sdp_utils.cpp` of torch 2.13). Plain matrix
-    products ("math") store every score.
+    document mask. They accept query heads that share keys. The memory-efficient kernel needs
+    aligned heads, and a copy of keys and values for every query head (`sdp_utils.cpp` of torch
+    2.13). Plain matrix products ("math") store every score.
     """
     if device == "cpu":
         return ON_CPU if num_bytes == 4 else ON_CPU_IN_BLOCKS

@@ -46,7 +46,7 @@ class MicroBatch:
 def passes_of_window(window: Sequence[MicroBatch], most: int) -> list[list[MicroBatch]]:
     """Divides a window into the fewest passes with at most `most` micro-batches each.
 
-    Micro-batches that train the core come first, unless each pass has only one.
+    Micro-batches that train the core come first, unless each pass is one micro-batch.
     """
     number = -(-len(window) // most)
     size = -(-len(window) // number)

@@ -139,8 +139,8 @@ class ModelConfig:
 def merge_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfig:
     """Returns the config of a view's dense model, as wide as its core and active MLPs together.
 
-    Each active module with heads adds a key-value head and `group_size` query heads. A Llama may be
-    padded with more heads, because its number of query heads must divide `d_model`.
+    Each active module with heads adds a key-value head and `group_size` query heads. A Llama then
+    gets further heads until the number of query heads divides `d_model`, which Llamas require.
     """
     modules = [m for m in config.modules if m.domain in active]
     width = config.d_mlp + sum(m.width for m in modules if m.kind != "lora")
@@ -182,9 +182,9 @@ class Slice:
 
 @dataclass(frozen=True)
 class DomainBudget:
-    """The data that a run draws with one label: `num_draws` sequences from a pool.
+    """The training data with one label, `name`: `num_draws` sequences from a pool.
 
-    The pool is the first `num_sequences` of the domain's permutation or, if given, `slices` of any
+    The pool is the first `num_sequences` of this domain's permutation or, if given, `slices` of any
     domains. Sequences repeat only if `num_draws` > `num_sequences`.
     """
 

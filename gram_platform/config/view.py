@@ -1,4 +1,4 @@
-"""Defines views, which are runs with some of their modules active, and evaluations of views."""
+"""Defines views (runs with some of their modules active) and evaluations of views."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ IMPORTED = "imported-"
 
 @dataclass(frozen=True)
 class View:
-    """A run with active modules, which may come from other runs."""
+    """A run and its active modules, which may come from other runs."""
 
     run_id: str
     # (domain, weight), sorted, zeros dropped.
@@ -155,7 +155,7 @@ class TokenLosses(_Identified):
 
 @dataclass(frozen=True)
 class Continuations(_Identified):
-    """Samples continuations from a view, with beginnings of validation documents as prompts.
+    """Samples continuations from a view. The prompts are beginnings of validation documents.
 
     `documents` are indices, from 0, into a domain's validation documents that are longer than the
     prompt. With equal seeds, all views use the same random numbers for a document.

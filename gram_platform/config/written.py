@@ -210,7 +210,7 @@ def read_value(text: str) -> Any:
 
 
 def assignments(plain: Mapping[str, Any], steps: Steps = ()) -> list[str]:
-    """Converts a document to texts for `read_assignment`, one for each value."""
+    """Converts a document to assignments for `read_assignment`, one for each value."""
     texts = []
     for key, value in plain.items():
         if isinstance(value, Mapping):
@@ -234,7 +234,7 @@ def _write_toml(value: Any) -> str:
 
 
 def _number_lines(text: str) -> dict[Steps, int]:
-    """Returns the line number of each table and key in TOML, except for keys inside values."""
+    """Returns the line number of each table and key in TOML, except keys in inline tables."""
     lines: dict[Steps, int] = {}
     table: Steps = ()
     count: dict[Steps, int] = {}

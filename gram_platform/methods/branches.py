@@ -94,8 +94,8 @@ class BranchBudget:
 def branch_budget(setting: Setting, branching: Branching, module_parameters: int) -> BranchBudget:
     """Returns the data of the base, in whole steps, and of the branches, in whole route units.
 
-    lambda is defined in `app:equal-compute`. It treats rehearsal batches as auxiliary batches.
-    Raises ValueError if the base gets no step.
+    In lambda (`app:equal-compute`), a rehearsal batch costs as much as an auxiliary batch. Raises
+    ValueError if the base gets no step.
     """
     setting, texts = divide_text(setting)
     unit, batch = setting.route_unit(setting.routing.accumulation), setting.size.batch_size

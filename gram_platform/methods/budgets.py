@@ -47,11 +47,10 @@ def data_budget(
 ) -> DataConfig:
     """Returns a mixture of one epoch of `domains`, with lengths scaled by `scale` (lambda).
 
-    Auxiliary domains are drawn `factor` (p_af) times, in whole route units. Core fills the other
-    steps, so `factor` does not change the total. Sequences repeat if `factor` > 1, or if a domain
-    has too few for the mixture. Unlabelled text joins core if `unlabelled_is_core`, otherwise it
-    has its own budgets. Mislabelled text is in its label's budget. Raises ValueError if core gets
-    no batch.
+    `factor` (p_af) multiplies an auxiliary domain's draws, in whole route units. Core fills the
+    other steps, so `factor` does not change the total. Sequences repeat if `factor` > 1, or if
+    a domain has too few. Unlabelled text joins core if `unlabelled_is_core`, otherwise it has its
+    own budgets. Mislabelled text is in its label's budget. Raises ValueError if core gets no batch.
     """
     setting, texts = divide_text(setting)
     labelled = 1.0 - setting.options.unlabelled_share
@@ -95,10 +94,10 @@ def _budget_unlabelled(
 
 
 def slice_unlabelled(setting: Setting, scale: float) -> tuple[Slice, ...]:
-    """Returns each domain's unlabelled sequences, which start at the same position for all methods.
+    """Returns each domain's slice of unlabelled sequences.
 
-    This is 1.1 x the expected number of labelled sequences + two windows. The margin allows for
-    rounding and lambda.
+    For all methods, it starts at 1.1 x the expected number of labelled sequences + two windows. The
+    margin allows for rounding and lambda.
     """
     share, slices = setting.options.unlabelled_share, []
     for domain, number in setting.num_sequences.items():

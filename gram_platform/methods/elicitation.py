@@ -1,4 +1,4 @@
-"""Plans finetuning of a view, either to regain a removed domain (an attack) or on other text.
+"""Plans attacks, which finetune a view to regain a removed domain, and other finetuning of views.
 
 Attacks use the same sample and a fresh optimizer for every method, size and seed. An attack's
 result is its best validation loss on the domain, which favours the attacker, as in the paper.
@@ -67,10 +67,10 @@ def choose_text(setting: Setting, options: Elicitation, domain: str) -> str:
 
 
 def add_finetuning(setting: Setting, options: Elicitation, plans: MethodRuns) -> MethodRuns:
-    """Plans runs that finetune the compared views, or all if there are none, on `options.text`.
+    """Plans runs that finetune the compared views on `options.text`.
 
-    The finetuned views replace the method's views. Raises ValueError for a view that selects an
-    expert by domain.
+    If no view is compared, finetunes all. The finetuned views replace the method's views. Raises
+    ValueError for DEMix.
     """
     by_id = {run.run_id: run for run in plans.runs.values()}
     compared = {p: view for p, view in plans.views.items() if p in setting.profiles} or plans.views
@@ -120,10 +120,10 @@ def finetuning_run(
 
 
 def _micro_batch(options: Elicitation, micro_batch: int) -> int:
-    """Returns `micro_batch` if it divides the batch, otherwise the whole batch.
+    """Returns `micro_batch` if it divides the batch size, otherwise the batch size.
 
-    For a batch of the whole sample, returns its largest divisor up to `micro_batch` instead. This
-    affects only memory and rounding, because an attack has one route.
+    If a batch is the whole sample, returns the largest divisor of its size up to `micro_batch`.
+    The choice affects only memory and rounding, because an attack has one route.
     """
     if options.batch_size < options.num_sequences and options.batch_size % micro_batch:
         return options.batch_size

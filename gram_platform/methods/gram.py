@@ -21,7 +21,7 @@ def plan_lora(setting: Setting) -> MethodRuns:
 def plan_subsets(setting: Setting) -> MethodRuns:
     """Plans GRAM with random subsets of modules as companions [ours].
 
-    Half of the auxiliary batches have companions too.
+    Half of the auxiliary batches activate companions too.
     """
     subsets = replace(setting.routing, companions="subset", p_aux_companion=0.5)
     return plan(replace(setting, routing=subsets))
@@ -71,7 +71,7 @@ def routing_of(setting: Setting) -> RoutingConfig:
 
 
 def every_profile(setting: Setting) -> tuple[Profile, ...]:
-    """Returns core, core with each single domain, all, the compared profiles and `subsets`."""
+    """Returns core, core with each single domain, all domains, compared profiles and `subsets`."""
     singles = ((domain,) for domain in setting.auxiliary)
     profiles = ((), *singles, setting.auxiliary, *setting.profiles, *setting.subsets)
     return tuple(dict.fromkeys(profiles))

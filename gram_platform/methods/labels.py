@@ -19,9 +19,9 @@ Text = tuple[Slice, ...]
 def divide_text(setting: Setting) -> tuple[Setting, dict[str, Text]]:
     """Returns (setting, {label: text}) for one epoch.
 
-    In a domain's permutation, correctly labelled text comes first. Its length is in the returned
-    setting's `available`. Raises ValueError if the precision needs more mislabelled text than
-    the `adjacent` labels (default: core) have.
+    Each domain's permutation begins with its correctly labelled text. The returned setting's
+    `available` has this part's length. Raises ValueError if the precision needs more
+    mislabelled text than the `adjacent` labels (default: core) have.
     """
     recall, precision = setting.options.recall, setting.options.precision
     own = dict(setting.num_sequences)
@@ -70,11 +70,11 @@ def budget_label(
     num_draws: int,
     unlabelled: Text = (),
 ) -> DomainBudget:
-    """Returns the budget of a label, whose own domain's text is the first slice of `text`.
+    """Returns a label's budget. The first slice of `text` is from the label's own domain.
 
     Takes a share `scale` (lambda, at most 1) of each later slice, and all of `unlabelled`. The
     first slice provides the rest of `num_sequences`, or as much as it has. Raises ValueError if
-    there is no rest.
+    the others leave no rest.
     """
     (own, *slices), share = text, min(1.0, scale)
     others = [replace(s, num_sequences=max(1, round(share * s.num_sequences))) for s in slices]

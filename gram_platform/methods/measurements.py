@@ -45,7 +45,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Calibration(Losses):
-    """Compares baselines' compute ratios with the known shares of steps that they train."""
+    """Compares each baseline's compute ratio with the known share of the steps that it trains."""
 
     name: ClassVar[str] = "calibration"
 
@@ -63,7 +63,7 @@ def instead_of_losses(
 
 @dataclass(frozen=True)
 class TokenIncreases(Losses):
-    """Measures how much every token's loss exceeds the baseline's."""
+    """Measures how much higher each token's loss is than the baseline's."""
 
     # Sentences to shade, in place of the first sequence of every domain.
     texts: Texts = ()
@@ -139,10 +139,10 @@ def _require_domains(texts: Texts, setting: Setting) -> None:
 
 
 def choose_continued(names: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the subset of `domains` whose documents a view with the tags `names` continues.
+    """Selects from `domains` those in which a view is sampled. `names` are the view's tags.
 
-    The baseline and core continue all, core with one domain continues core and this domain, and
-    other views continue none.
+    The baseline and `core` are sampled in all, core with one domain in these two, and other views
+    in none.
     """
     if names["profile"] == CORE or (names["method"], names["profile"]) == ("baseline", "all"):
         return domains

@@ -115,7 +115,7 @@ def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
 def tags_to_add(stored: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:
     """Returns the tags that a study or a search adds to a node's stored tags.
 
-    A search adds no parameters to another study's node, so the node keeps its name.
+    A search adds its parameters only to new nodes, because they would change a node's name.
     """
     return {k: v for k, v in tags.items() if k in STUDY_TAGS or k in stored or not stored}
 
@@ -191,17 +191,19 @@ def method_costs(
 ) -> list[dict]:
     """Returns one row for each method, with costs as multiples of the baseline's.
 
-    Counts only profiles that switch a domain off. `methods` and `compared` have views for
-    `of_profiles` of them. The method's planned runs serve `profiles` of these. `train_shown` is the
-    cost of training only for the profile `shown`, an example.
+    Counts only profiles that switch a domain off:
 
-    The other columns describe runs for all these profiles, even if the study trains for fewer:
+    - `of_profiles`: how many have a view of `methods` or `compared`.
+    - `profiles`: how many of these the method's planned runs serve.
+    - `train_shown`: the cost of training only for the example profile `shown`.
+
+    The other columns describe runs for all `of_profiles`, even if the study trains for fewer:
 
     - `served`: how many profiles these runs serve.
     - `runs`: (runs from random weights, runs from trained weights).
     - `train_all`: compute_units as in the paper, with core batches at P_core.
     - `plan_all`: compute_units with p_cr's companions.
-    - `active_mlp`: fewest and most MLP parameters of a forward pass with at most one module.
+    - `active_mlp`: (fewest, most) MLP parameters of a forward pass with at most one module.
     - `total_mlp_all`: all MLP parameters.
     """
     planned = {method: plan(method, setting) for method in dict.fromkeys((*methods, *compared))}

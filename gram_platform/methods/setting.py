@@ -80,7 +80,7 @@ class Branching:
         require_factors("branching", self.aux_factor, self.aux_factor_of)
 
     def factor(self, domain: str) -> float:
-        """Returns p_af of a domain."""
+        """Returns a domain's p_af."""
         return dict(self.aux_factor_of).get(domain, self.aux_factor)
 
 
@@ -366,7 +366,7 @@ class Setting(Setup):
         require_factors("setting", self.aux_factor, self.aux_factor_of)
 
     def factor(self, domain: str) -> float:
-        """Returns p_af of a domain."""
+        """Returns a domain's p_af."""
         return dict(self.aux_factor_of).get(domain, self.aux_factor)
 
     def profile_name(self, profile: Profile) -> str:
@@ -390,7 +390,7 @@ class Setting(Setup):
 
     @property
     def subsets(self) -> tuple[Profile, ...]:
-        """Subsets of all domains that the profiles retain, or () unless `every_subset`."""
+        """If `every_subset`, subsets of the union of all profiles, otherwise ()."""
         if not self.every_subset:
             return ()
         retained = {domain for profile in self.profiles for domain in profile}

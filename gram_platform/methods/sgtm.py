@@ -13,12 +13,11 @@ are of one kind:
 - Default (the rest of core, unlabelled text): everything is active and trained.
 
 The authors have one part for all domains (here with `joint`), which includes one of the dense
-model's heads. Their schedule differs, and output biases can be trained after the removal. Here a
-masked parameter skips the step, so neither decay nor moments change it. The unembedding is masked
-too.
+model's heads. Their schedule differs, and they can train output biases after the removal. Here
+neither decay nor moments change a masked parameter. The unembedding is masked too.
 
-In a view's dense model, parts with `heads` get as many query heads as a key-value head of the core.
-The added heads are zeros. Further training, such as an attack, trains them too.
+In a view's dense model, a part with `heads` gets query heads of zeros, until it has as many
+as the core has for each key-value head. Attacks train these too.
 """
 
 from dataclasses import replace
@@ -47,7 +46,7 @@ def plan(setting: Setting) -> MethodRuns:
     """Plans one run, and a view for each profile (only core and all if `joint`).
 
     Raises InvalidField if the parts leave no hidden units for the core, or if `heads` exceeds the
-    core's query heads for each key-value head.
+    number of the core's query heads that share a key-value head.
     """
     options, size, auxiliary = setting.options.sgtm, setting.size, setting.auxiliary
     parts = (JOINT,) if options.joint else auxiliary
