@@ -4,14 +4,14 @@ A baseline trained for some share of the reference's steps should have this shar
 ratio. An error is a compute ratio minus the share. There are two kinds:
 
 - `fit`: each reference seed is left out in turn, and its losses between warm-up and decay are rated
-  by the curve of the other seeds. The share is the loss's step over all steps.
+  by the curve of the other seeds. The share is the step of the loss divided by all steps.
 - `unit`: finished baselines of other lengths and seeds, each with its own warm-up and decay, are
-  rated like any model. The share is the baseline's steps over the reference's steps.
+  rated like any model. The share is the baseline's steps divided by the reference's.
 
-A study's own seeds cannot show the unit error. For one ratio, it is the root mean square, over
-shares, of the mean error over seeds. For a difference of two ratios on the same curves, it is
-computed from the differences of errors at neighbouring shares. Claims use the half-width of a 90%
-interval, the root mean square times a t factor.
+A study's own seeds cannot show unit errors. The unit error of one ratio is the root mean square,
+over shares, of the mean error over seeds. For a difference of two ratios on the same curves, the
+errors are replaced by their differences between neighbouring shares. Claims use the half-width of
+a 90% interval, the root mean square times a t factor.
 """
 
 import math
@@ -146,7 +146,7 @@ def rms_of_means(cell: pd.DataFrame) -> float:
 
 
 class UnitError(NamedTuple):
-    """Half-widths of the unit error's 90% intervals, as compute ratios. NaN if unknown."""
+    """The unit error as half-widths of 90% intervals of compute ratios. NaN if unknown."""
 
     # The error of one ratio.
     ratio: float

@@ -34,7 +34,7 @@ LOWEST, HIGHEST = 1e-6, 1e6
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """The curve L(s) = A (s + s0)^-alpha, with s0 stored relative to the first measured step."""
+    """The curve L(s) = A (s + s0)^-alpha. Stores s0 + first_step instead of s0."""
 
     alpha: float
     # s0 + first_step, > 0.
@@ -56,7 +56,7 @@ class LearningCurve:
 
     @property
     def A(self) -> float:
-        """The coefficient A. Infinite if it overflows a float, as with s0 at its upper bound."""
+        """The coefficient A. Infinite if it overflows, as it may at the upper bound of s0."""
         log_a = self.log_loss_first + self.alpha * math.log(self.offset)
         return math.exp(log_a) if log_a < 709.0 else math.inf
 
@@ -156,7 +156,7 @@ def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
 
 
 def _scale(s: np.ndarray) -> float:
-    """Returns the first interval between steps, or the first step if it is smaller and not 0."""
+    """Returns the first interval between steps, or a first step > 0 that is smaller."""
     first, second = np.unique(s)[:2].tolist()
     return min(second - first, first or math.inf)
 
@@ -177,8 +177,8 @@ def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Refines a minimum of the grid. Returns (residual sum of squares, offset).
 
-    Searches the log offset within one grid spacing, then close to the result, because one search
-    resolves only 1e-8.
+    Searches the log offset within one grid spacing, then closer to the result, since the
+    first search finds it only to 1e-8.
     """
     best = float(_profile(np.array([offset]), s, y)[0]), float(offset)
     for width in (spacing, 1e-6):

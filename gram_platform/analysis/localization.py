@@ -4,7 +4,7 @@ Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Rel
 token's increase is its loss minus the loss of the baseline of the same size and seed. The paper
 shades sentences. We summarise validation sequences by the Gini coefficient of the positive
 increases, the share of tokens with a positive increase, and the part of the total increase in the
-top tenth of tokens. Noise is uneven too, so the control is the baseline of another seed.
+top tenth of tokens. Noise is uneven too: the control, the baseline of another seed, shows how much.
 """
 
 from collections.abc import Mapping, Sequence
@@ -131,9 +131,9 @@ def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Lo
     """Returns all tables from the rows of `localize`.
 
     `missing` lists the views without losses as tuples of VIEW. Rows with profile and domain `mean`
-    have means over all pairs of profile and domain, by class within a seed. Except for the control,
-    these use core with at most one auxiliary domain. A seed that lacks a view of a method has
-    no `mean` rows for it.
+    average a class of a seed over all pairs of a profile and a domain. Only the control uses
+    profiles with several auxiliary domains. A method has no `mean` rows for a seed that lacks one
+    of its views.
     """
     is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
     lacking = {view[:3] for view in missing}
@@ -180,7 +180,10 @@ class ShadedText:
 
 
 def shading_scale(increases: np.ndarray) -> float:
-    """Returns the CALIBRATION quantile of the filtered model's increases [T], or NaN if <= 0."""
+    """Returns a `scale` for `shades`, the quantile CALIBRATION of filtering's increases [T].
+
+    NaN if <= 0.
+    """
     scale = float(np.quantile(increases, CALIBRATION))
     return scale if scale > 0.0 else np.nan
 

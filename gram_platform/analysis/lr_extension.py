@@ -1,7 +1,7 @@
 """Extends a grid of learning rates and batches towards a minimum at its border [ours].
 
-The paper's grids are fixed. A minimum at the border is an extrapolation, so we extend the grid on
-this side, unless all cells there diverged or failed or the side has reached its limit.
+The paper's grids are fixed. A minimum at or beyond a side of the grid is unreliable, so we extend
+this side, unless all its cells diverged or failed, or it has reached its limit.
 """
 
 import math
@@ -68,7 +68,7 @@ def extension(
     """Extends the grid of one size by one step, based on `trials` with the columns of `lr_grid`.
 
     A side is extended if the pooled minimum lies at or beyond it or, without a minimum, if the best
-    cell lies on it. The new value continues the ratio of the outermost two. At most `limit` values
+    cell lies on it. New values keep the ratio of the outermost two. At most `limit` values
     are added to a side. A batch is not added if `why_not` returns a reason. A new cell is left out
     if its nearest cell in the grid diverged, failed or was left out.
     """

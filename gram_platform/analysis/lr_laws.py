@@ -86,9 +86,9 @@ def laws_table(trials: pd.DataFrame, fit: Fit = OUR_FIT, num_resamples: int = 20
     """Returns LAW_COLUMNS, one row each for `lr` and `batch`, with t and bootstrap intervals.
 
     `sizes` lists the sizes whose optima are fitted, `smallest` and `largest` are their parameter
-    counts, and `left_out` lists all other sizes with reasons. `no_law` explains why the fit is no
-    law, or is "". The numbers are NaN with fewer than two sizes, or if a coefficient is zero or
-    infinite as a float. The bootstrap needs two seeds at every size.
+    counts, and `left_out` lists all other sizes with reasons. `no_law` explains why the fit is
+    rejected, or is "". The numbers are NaN with fewer than two sizes, or if a coefficient
+    under- or overflows. The bootstrap needs two seeds at every size.
     """
     return _fit(trials, optima_table(trials, fit), fit, num_resamples)[1]
 
@@ -319,8 +319,8 @@ def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
     """Returns each size's learning rate and batch from our law, the paper's law and the ladder.
 
     A value is NaN if the law is missing or does not predict. `times_beyond` is the factor by which
-    our law is extrapolated. Batches are in sequences of the size's length, converted from the law's
-    length.
+    our law is extrapolated. Batches are in sequences of the size's `seq_len`, whatever the
+    law's is.
     """
     rows = []
     for size in sizes:

@@ -42,7 +42,7 @@ class MaxEntObjective:
 
     @property
     def worst(self) -> float:
-        """The objective of a diverged trial, 1 above the highest of all other trials."""
+        """The objective of a diverged trial, 1 above the highest that `score` can return."""
         return HIGHEST_RATIO + 2.0 * self.penalty_weight * self.floor + 1.0
 
     def score_losses(

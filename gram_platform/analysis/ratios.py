@@ -75,8 +75,8 @@ def baseline_references(
 ) -> tuple[dict, Notes]:
     """Returns ({(size, domain): Reference}, notes) for the sizes with a finished baseline.
 
-    A baseline is used if it has a curve and final losses. `leave_out` adds the fits without each
-    seed, for the jackknife. If the frames have one seed only, `only_seed` names it in the notes.
+    A baseline is used if it has a curve and final losses. `leave_out` also fits the curve without
+    each seed in turn, for the jackknife. `only_seed` is the frames' only seed, for the notes.
     """
     references, notes, of_seed = {}, [], f", seed {only_seed}" if only_seed else ""
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
@@ -163,7 +163,7 @@ def fits_frame(references: dict) -> pd.DataFrame:
 
 
 def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd.DataFrame, Notes]:
-    """Returns (rows, notes), with one row per view and domain of sizes with a reference.
+    """Returns (rows, notes), with one row per view and domain. Skips sizes without a reference.
 
     The columns are the view's, then `domain, class, loss, compute_ratio` (`Reference.ratio`). The
     class is core for the core domain, retain for auxiliary domains that the view retains, and
@@ -251,16 +251,14 @@ def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
 def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
     """Returns the jackknife's pseudo-values [N] of the rows of `ratios`.
 
-    A row of the table is the mean of the ratios x of n seeds. The pseudo-value of seed i is n times
-    this mean, minus n - 1 times the mean of the other seeds' ratios on the reference without seed
-    i. That is
+    A row of the table is the mean of the ratios x of n seeds. The pseudo-value of seed i is
 
         x_i + (n - 1) mean over j != i of (x_j - x_j on the reference without i),
 
-    or x_i if the reference is fixed or lacks seed i. The mean or difference of two rows has the
-    mean or difference of their pseudo-values. If the reference has m != n seeds, n - 1 becomes
-    sqrt((m - 1) (max(m, n) - 1) n / m), which keeps the reference's part of the variance unbiased.
-    NaN if x_i is NaN, or if the reference without seed i yields no ratio.
+    or x_i if the reference is fixed or lacks seed i. If the reference has m != n seeds, n - 1 is
+    replaced by sqrt((m - 1) (max(m, n) - 1) n / m), to keep the reference's part of the variance
+    unbiased. NaN if x_i is NaN, or if the reference without seed i yields no ratio. Pseudo-values
+    can be averaged and subtracted like their rows.
     """
     values, losses = (ratios[name].to_numpy(float) for name in ("compute_ratio", "loss"))
     names = dict.fromkeys(seed for reference in references.values() for seed in reference.without)
@@ -288,7 +286,8 @@ def _of_the_others(
 ) -> np.ndarray:
     """Returns the second term of `pseudo_values`.
 
-    `group` is a ratio's table row, and `own` the column of its seed in `changes`, or -1.
+    `group` [N] is each ratio's row in the table. `changes` [N, seeds] is how much each ratio falls
+    if its reference lacks a seed. `own` [N] is the column of the ratio's seed, or -1 if none.
     """
     is_known = ~np.isnan(values)
     num = np.bincount(group, is_known)[group] if len(group) else np.zeros(0)

@@ -64,8 +64,8 @@ def recover_row(curve: Curve, num_tokens: float, start: float, end: float) -> li
 def write_median(times: Sequence[float], is_reached: Sequence[bool]) -> str:
     """Formats the median of times [n], or `> bound` if half or more of the marks were not reached.
 
-    A mark that was not reached has an infinite time in the median, and the attack's length in the
-    bound.
+    `times` has the attack's length for marks not reached. In the median they are infinite. The
+    bound is the median of `times`.
     """
     median = np.median(np.where(is_reached, times, np.inf))
     return f"{median:.1f}" if np.isfinite(median) else f"> {np.median(times):.1f}"
@@ -75,7 +75,7 @@ def tabulate_recovery(per_seed: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     """Returns the columns `names` and RECOVERY, one row per combination of `names`.
 
     `per_seed` has one row per view, the means over its attacks. Times are formatted by
-    `write_median`, and views that reach a mark as `k of n`: those whose attacks all do.
+    `write_median`. `reached_*` is `k of n` if all attacks on k of n views reach the mark.
     """
     rows = []
     for key, group in per_seed[per_seed[EVERY].notna()].groupby(names, sort=False):

@@ -209,8 +209,8 @@ def per_seed_frame(
     with an unknown domain is NaN.
 
     Each method, size and seed also has a row with the profile `mean` and an empty `retained`. Its
-    values are `pair_means` over core and core with one auxiliary domain, as in the paper, or over
-    all profiles of a method without these, such as the baseline. A seed that lacks one of these
+    values are `pair_means` over profiles that retain at most one auxiliary domain, as in the paper.
+    Methods without these, such as the baseline, use all profiles. A seed that lacks one of the
     profiles gets a note instead.
     """
     by_class = ratios.groupby([*VIEW, "class"], sort=False)[value]
@@ -308,9 +308,9 @@ def join_notes(
 
 
 def find_mean_profiles(rows: pd.DataFrame) -> frozenset[str]:
-    """Returns the profiles in `rows` that are core with at most one auxiliary domain.
+    """Returns the profiles in `rows` that retain at most one auxiliary domain.
 
-    `all` is one of them in studies with one auxiliary domain, but only if `rows` has `retained`.
+    Leaves out `all` if `rows` lacks `retained`, which shows its domains.
     """
     few = frozenset(p for p in rows["profile"] if p not in (ALL, MEAN) and p.count("+") < 2)
     if "retained" not in rows:
@@ -335,7 +335,7 @@ def average_rows(frame: pd.DataFrame, keys: Sequence[str], value: str) -> pd.Dat
 
 
 def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
-    """Adds the column `runs`: the `run_names` of the runs evaluated in a row, or ""."""
+    """Adds the column `runs`: the `run_names` of the evaluated runs behind each row, or ""."""
     keys = [column for column in (VARIANT, *ROW) if column in table]
     if "run_id" not in ratios or table.empty:
         return table.assign(runs="")

@@ -18,10 +18,10 @@ Result = TypeVar("Result")
 
 
 class Compilation:
-    """Compiles functions until one fails to compile. Then warns once and runs all uncompiled.
+    """Compiles functions until one fails. Then warns once, and runs all functions uncompiled.
 
-    Functions must be pure: after a failure, a function is called again uncompiled. Its own errors
-    are raised then. If a function has run compiled in a forward pass, its recomputation in the
+    A function that fails is called again uncompiled, so it must be pure. If it fails again, its
+    error is raised. If a function has run compiled in a forward pass, its recomputation in the
     backward pass is compiled too, because both must save the same tensors. Each rank falls back by
     itself, since compiled functions do not communicate.
     """

@@ -41,9 +41,9 @@ def domain_losses(
     """Returns each domain's mean cross entropy per token, in nats, over its first rows.
 
     `active(domain)` returns the module weights for a domain's batches. All ranks must call this.
-    Each measures every `num_ranks`th batch, and all get all losses. Batches are never split, so the
-    losses are bitwise equal on any number of ranks. A rank without a batch repeats the last one, so
-    that all ranks make the same number of passes.
+    Each measures every `num_ranks`th batch, but returns all losses. Batches are never split, so
+    the losses are bitwise equal on any number of ranks. A rank without a batch repeats the last
+    one, so that all ranks make the same number of passes.
     """
     batches = _batches(learner.config.model, arrays, domains, num_sequences, learner.device)
     losses = [torch.zeros((), device=learner.device)] * len(batches)
@@ -106,7 +106,7 @@ def profile_losses(
 ) -> list[dict[str, float]]:
     """Returns every profile's `domain_losses`, bitwise equal to separate calls.
 
-    The first block's trunk runs once per batch for all profiles without LoRAs and heads in it.
+    Profiles without LoRAs and heads in the first block share one run of its trunk per batch.
     """
     batches = _batches(model.config, arrays, domains, num_sequences, model.device)
     losses: list[list[Tensor]] = [[] for _ in profiles]

@@ -33,7 +33,7 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
 
 
 def set_learning_rate(optimizers: Mapping[str, torch.optim.AdamW], rate: float) -> None:
-    """Sets the rate of every optimizer, even if its set is rarely trained [ours]."""
+    """Sets the same rate for all optimizers, however rarely a set is trained [ours]."""
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -110,7 +110,7 @@ def _norms(groups: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
 
 
 def _tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns every tensor's norm. For sharded tensors, the ranks of a copy combine theirs."""
+    """Returns every tensor's norm. A sharded tensor's norm is over all ranks of one copy."""
     norms = torch.stack(torch._foreach_norm(_locals(tensors)))
     if not _is_sharded(tensors[0]):
         return norms

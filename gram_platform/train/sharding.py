@@ -90,7 +90,7 @@ class ShardedLearner(Learner):
         self.model.lm_head.set_reshard_after_forward(False)
 
     def _warm_up(self) -> None:
-        """Runs a first pass with all weights trainable, so that FSDP2 sets all reduce dtypes."""
+        """Runs a first pass with all weights trainable, so that FSDP2 sets every reduce dtype."""
         for parameter in self.model.parameters():
             parameter.requires_grad_(True)
         self._trained = None
@@ -136,8 +136,9 @@ class ShardedLearner(Learner):
     def backward(self, loss: Tensor, is_last: bool) -> None:
         """Accumulates full gradients on each rank, and reduces them in the window's last pass.
 
-        If every pass is reduced, each rank accumulates only its rows. The last pass also reshards
-        all weights. FSDP2's final callback reduces the sets that this pass does not reach.
+        With `reduces_every_pass`, ranks reduce in every pass and accumulate only their rows.
+        The last pass also reshards all weights. Sets that it does not reach are reduced by
+        FSDP2's final callback.
         """
         self.model.set_requires_gradient_sync(is_last or self.sharing.reduces_every_pass)
         self.model.set_reshard_after_backward(is_last or not self.sharing.keeps_gathered)
@@ -167,7 +168,7 @@ class ShardedLearner(Learner):
             yield name, self.masters[name].detach().full_tensor()
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Returns (first, stop) of this rank's rows of a weight or moment, or all of a scalar."""
+        """Returns (first, stop) of this rank's rows of a weight or moment. Scalars stay whole."""
         if not shape:
             return all_rows(name, shape)
         last = self.mesh.ndim - 1
