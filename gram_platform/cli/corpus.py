@@ -23,12 +23,12 @@ def prepare_command(
     core_tokenizer: Switch = False,
     check_only: Annotated[Switch, tyro.conf.arg(name="check")] = False,
 ) -> None:
-    """Pack a corpus: a catalog name, folder, file, .json of globs, .toml recipe, or hf://....
+    """Pack a corpus: a catalog name, folder, file, .json of globs, .toml recipe or hf:// URL.
 
     Args:
         corpus: the corpus to pack
-        out: parent folder of the packed corpus, whose own folder is named after its data_id
-        core_label: label of core, or several separated by commas; default: core, or the catalog's
+        out: folder for packed corpora; each gets a subfolder named after its data_id
+        core_label: labels that form core, separated by commas; default: core, or the catalog's
         seq_len: tokens per sequence
         vocab_size: size of the tokenizer to train, or the maximum size of a given tokenizer
         tokenizer: a tokenizer.json or a name on the hub; default: train one on the corpus

@@ -48,11 +48,11 @@ def eval_command(
 ) -> None:
     """Score profiles of a run on tasks of the LM Evaluation Harness (needs the extra `eval`).
 
-    Scores are stored and reused. The accuracy of a small model that only guesses says little.
-    Compare the bits per byte of the right answers instead.
+    Scores are stored and reused. If a small model only guesses, its accuracy says little. Compare
+    the bits per byte of the right answers instead.
 
     Args:
-        run_id: a complete run, by the beginning of its id or name
+        run_id: beginning of a complete run's id or name
         tasks: task names, such as wmdp_bio mmlu hellaswag
         profiles: profiles to compare, such as core, core+virology or all
         include_path: folder with your own task files (.yaml)
@@ -104,14 +104,14 @@ def export_command(
     The checkpoint has no weights of modules that are switched off.
 
     Args:
-        run_id: a complete run or imported model, by the beginning of its id or name
+        run_id: beginning of the id or name of a complete run or imported model
         out: a new or empty folder
         modules: modules to switch on, such as virology,lisp=0.5; "" is core alone
         all_modules: switch on every module
-        sources: virology=RUN_ID, if several runs trained this module, as in FT-LoRA or FT-MLP
+        sources: virology=RUN_ID chooses the run if several trained a module (FT-LoRA, FT-MLP)
         dtype: data type of the checkpoint
         max_file_gb: maximum size of a file; larger checkpoints are split
-        check: `own` reads the files back by layer; `transformers` also loads them with that library
+        check: `own` compares the files with the view; `transformers` also runs them in that library
         push: ORG/NAME of the Hugging Face repository to upload to; new repositories are private
         register: model in MLflow's registry that gets the checkpoint as a new version
     """

@@ -41,7 +41,7 @@ from gram_platform.tracking.frame import mlflow_frames
 
 
 def rebuild_report(store: Store, study: str, tracking_uri: str, as_json: bool) -> None:
-    """Writes a study's report and tables again and prints a summary.
+    """Rewrites a study's report and tables, and prints a summary.
 
     Reads MLflow if `tracking_uri` is set, otherwise the storage. Raises ValueError if the study is
     unknown or lacks a complete baseline or evaluation.
@@ -117,7 +117,7 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str, as_json: bool = 
 
 
 def write_replicated(folder: str, out: str, is_beside: bool) -> None:
-    """Writes the tables and report of each study in `folder`, or published studies if it is "".
+    """Writes tables and reports of the studies in `folder` (if "", of the published studies).
 
     `out` becomes a storage without runs. Raises ValueError before the first fit if the losses are
     invalid or `out` is not writable.

@@ -93,8 +93,8 @@ def list_command(
     """List what `gram run` can use: studies, methods, presets, corpora, sizes or mixtures.
 
     Args:
-        what: what to list; sizes shows layers, widths and parameters; mixtures shows
-            tokens and share of each hub dataset
+        what: what to list (`sizes`: layers, widths and parameters; `mixtures`: tokens and
+            share of each hub dataset)
         study: the study whose presets, sizes or mixtures are listed (default: all studies)
     """
     of_study = what in ("presets", "sizes", "mixtures")

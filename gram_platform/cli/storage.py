@@ -49,7 +49,7 @@ def status_command(
     Args:
         study: a submitted study, to list only its runs (default: all)
         machine: machine type for the estimate of remaining hours
-        full: list all runs, even more than 200
+        full: list all runs, even if there are more than 200
     """
     store = open_existing(storage)
     chosen = None
@@ -157,7 +157,7 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
     """Show all facts about a run or an evaluation: state, studies, config, result, times.
 
     Args:
-        node_id: a run or an evaluation, by the beginning of its id
+        node_id: beginning of the id of a run or an evaluation
     """
     store = open_existing(storage)
     nodes = {node.node_id: node for node in store.nodes()}
@@ -196,8 +196,8 @@ def compare_command(
     """Print the differences between the configs of two runs, field by field.
 
     Args:
-        first: a run, by the beginning of its id or name
-        second: another run
+        first: beginning of a run's id or name
+        second: the same for another run
     """
     store = open_existing(storage)
     ids = [find_run(store, run) for run in (first, second)]

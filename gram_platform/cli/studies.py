@@ -24,7 +24,7 @@ def sync_command(
 
     Args:
         to: mlflow, tensorboard, wandb or the tracker of an installed package; all except
-            mlflow get only curves, as files in --folder (`wandb sync` uploads those for wandb)
+            mlflow get only curves, as files in --folder (for wandb, upload with `wandb sync`)
         folder: folder for the files of a tracker other than MLflow
     """
     store = open_existing(storage)

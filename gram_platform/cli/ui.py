@@ -126,7 +126,7 @@ def _answers(server: subprocess.Popen, address: str) -> bool:
 
 
 def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
-    """Returns (", NAME", address of its charts) for NAME, the newest study with charts.
+    """Returns the newest study with charts, as (", NAME", address of its charts).
 
     If there is none, returns ("", address of all runs).
     """

@@ -58,12 +58,12 @@ class Admission:
         self._next_look, self._reserved_machine = 0.0, ""
 
     def free_resources(self, may_wait: bool = True) -> "FreeResources":
-        """Returns what can be requested beyond the nodes in flight.
+        """Returns what can be requested in addition to the nodes in flight.
 
-        If the cluster can grow, the limit is the maximum that the autoscaler has reported, or
-        `MOST_WAITING` ranks more than fit now if it has reported none. Ray queues what does not fit
-        yet, so that the autoscaler starts machines. On other clusters, or with `may_wait=False`,
-        only present machines count.
+        On a cluster of fixed size, or with `may_wait=False`, only present machines count.
+        Otherwise, the limit is the autoscaler's reported maximum or, if it reports none, the
+        present machines plus `MOST_WAITING` ranks. Ray queues what does not fit yet, so that the
+        autoscaler starts machines.
         """
         resources = self.resources
         if time.monotonic() >= self._ask_again:
@@ -91,7 +91,7 @@ class Admission:
         """Returns the id of the machine to reserve for a multi-rank run, or "".
 
         A run whose ranks must share one machine would wait forever if some GPUs of every machine
-        were always busy. `count_busy` counts this driver's tasks on each machine with slots.
+        were always busy. `count_busy` returns the number of busy slots by machine id.
         """
         if not self.resources.gpus_per_rank or time.monotonic() < self._next_look:
             return self._reserved_machine
@@ -129,7 +129,7 @@ class FreeResources:
     def take(self, num_ranks: int) -> bool:
         """Subtracts a node's resources and returns True, or returns False if they are not free.
 
-        If no node is in flight, always succeeds, so that Ray reports what this node lacks.
+        If no node is in flight, always returns True. Ray then reports what the node lacks.
         """
         request = self.resources.compute_request(num_ranks).items()
         fits = (num_ranks == 1 or self.num_gangs > 0) and all(

@@ -90,8 +90,8 @@ def _raise_for_device(failures: list[Exception | None]) -> None:
 def _raise_permanent(failures: list[Exception], directory: RunDirectory) -> None:
     """Raises one of `failures` if it would occur again after a restart.
 
-    Looks for LeaseHeld, then OutOfMemory, then ValueError, because an earlier kind may cause a
-    later one. Records OutOfMemory and ValueError as the run's failure.
+    Looks for LeaseHeld, OutOfMemory and ValueError in this order, because each may cause those
+    listed after it. Records OutOfMemory and ValueError as the run's failure.
     """
     for kind in (LeaseHeld, OutOfMemory, ValueError):
         for failure in failures:

@@ -1,9 +1,9 @@
 """Executes a study's missing nodes on a machine without Ray, and brings their results back.
 
-A study's `--export-nodes FILE` writes the nodes. On the other machine, which needs torch, numpy,
-safetensors, fsspec and tokenizers, `python -m gram_platform.engine.handover FILE --storage DIR`
-executes them, or continues after an interruption. `--archive` packs their results, and `--unpack`
-writes the results of an archive into the study's storage.
+`gram run STUDY --export-nodes FILE` writes the nodes. The other machine needs torch, numpy,
+safetensors, fsspec and tokenizers. `python -m gram_platform.engine.handover FILE --storage DIR`
+executes the nodes there, or continues after an interruption. `--archive` packs their results, and
+`--unpack` writes the results of an archive into the study's storage.
 """
 
 import argparse
@@ -163,7 +163,7 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
 
 
 def unpack_archive(path: Path, store: Store) -> int:
-    """Writes the files of an archive that the storage lacks; returns their number.
+    """Writes those files of an archive that the storage lacks; returns their number.
 
     Raises ValueError before writing anything if the archive contains what `write_archive` never
     writes, such as a link or a path outside the storage.

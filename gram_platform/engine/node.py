@@ -53,7 +53,7 @@ NUM_TRAIN_RECORDS = 100
 
 
 class MetricsSummary:
-    """Averages training metrics over the `interval` steps of each record."""
+    """Makes a record of training metrics, with mean losses, every `interval` steps."""
 
     def __init__(self, run: RunConfig):
         self.run, self.interval = run, max(1, run.num_steps // NUM_TRAIN_RECORDS)
@@ -167,7 +167,10 @@ def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
 
 
 def schedule_reader(run: RunConfig, corpus: PackedCorpus) -> ScheduleReader:
-    """Opens a run's sequences. If `responses_after` is set, training covers only the responses."""
+    """Opens a run's sequences.
+
+    If the objective has `responses_after`, the loss covers only what follows this text.
+    """
     domains = sorted({piece.domain for budget in run.data.domains for piece in budget.pool})
     text = run.objective.responses_after
     separator = Separator(*separator_tokens(corpus.tokenizer_path, text)) if text else None

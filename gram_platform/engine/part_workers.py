@@ -50,10 +50,9 @@ class PackingPlace:
 def placement(anywhere: bool) -> PackingPlace | None:
     """Chooses where packing tasks run. Returns None if only one task could run at a time.
 
-    With `anywhere`, tasks run on the cluster's machines for packing, in order not to start or slow
-    down machines with GPUs. If there are no such machines, tasks run on any CPU of the cluster.
-    Without `anywhere`, they run on Ray's CPUs on this machine, or on all its cores if Ray has no
-    CPUs here.
+    With `anywhere`, tasks run on the cluster's packing machines, so that they neither start nor
+    slow down GPU machines. If there are none, tasks run on any CPU of the cluster. Without
+    `anywhere`, they run on this machine: on Ray's CPUs or, if Ray has none here, on all cores.
     """
     if anywhere and _has_pack_machines():
         return PackingPlace(

@@ -214,8 +214,8 @@ class ShardedExecution(RunExecution):
     def _read_together(self, position: tuple[int, str]) -> Resumed:
         """Reads this rank's rows of the checkpoint at `position`, (step, attempt_id).
 
-        If any rank fails, all ranks raise CorruptFile if damaged or missing files caused all
-        failures, otherwise OSError.
+        If any rank fails, all ranks raise an error: CorruptFile if every failure is a damaged or
+        missing file, otherwise OSError.
         """
         resumed, error = None, None
         try:

@@ -204,7 +204,7 @@ class _Scheduler(_StaysHere, FIFOScheduler):
 
 
 def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "") -> dict[str, str]:
-    """Returns Ray's label selector of the machines that may execute a trial, or {} for all.
+    """Returns Ray's label selector for the machines that may execute a trial, or {} for all.
 
     If the cluster must not grow, the selector lists only present machines. A multi-rank trial only
     waits for its ranks, so it runs on the driver's machine, which is not preempted. The machine
@@ -290,7 +290,7 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
 
         A trial that depends on results is proposed only when it can start, so that Optuna knows as
         many results as possible. On a cluster that can grow, other trials may wait in Ray's queue,
-        so that the autoscaler starts machines. With `max_concurrent`, all trials may wait there.
+        so that the autoscaler starts machines. If `max_concurrent` is set, all trials may wait.
         """
         max_concurrent = self._tuning.max_concurrent
         if not self._running:

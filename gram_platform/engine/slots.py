@@ -116,7 +116,7 @@ class SlotPool:
     def may_come(self) -> bool:
         """Returns True if slots requested before the last cordon may still start.
 
-        They have `LAST_STARTS_S` to start. Those on the cordoned machine may get a GPU that works.
+        They have `LAST_STARTS_S` to start. On the cordoned machine, they may get a GPU that works.
         """
         return (
             bool(self._list_outdated()) and time.monotonic() - self.cordon.changed < LAST_STARTS_S

@@ -73,7 +73,7 @@ class Trial(tune.Trainable):
 def trial_class(
     problem: Problem, execution: Execution, resources: Resources, retry_diverged: bool
 ) -> type[Trial]:
-    """Returns a subclass of `Trial` with these values, which all trials of a search share.
+    """Returns a subclass of `Trial` with the arguments as attributes, shared by all trials.
 
     `tune.with_parameters` would put the values into Ray's object store. If the Ray process on this
     machine then died, Ray would end the driver without a message.
