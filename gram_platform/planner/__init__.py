@@ -121,7 +121,7 @@ PUBLISHED_RATES = {
 def utilisation_of(machine: str, parameters: int) -> Utilisation:
     """Returns the utilisation for the model size nearest to `parameters` by ratio.
 
-    If this GPU has no row for a size, uses the row of the GPU BORROWED.
+    If a size was not measured on this GPU, uses its row for BORROWED, another GPU.
     """
     rows = [row for row in UTILISATIONS if row.machine == machine]
     if machine != "cpu":
@@ -159,7 +159,7 @@ class Needs:
 
 
 def run_evaluation_flops(run: RunConfig) -> float:
-    """Counts the FLOPs of a run's evaluation points and probes if it does not stop early."""
+    """Counts the FLOPs of evaluation points and probes in a run that does not stop early."""
     points, modules = run.eval_points, run.model.module_domains
     num_sequences = points.num_points * len(points.domains) * points.num_sequences
     num_probed = points.num_probes * len(points.domains) * run.num_probed * run.micro_batch
