@@ -159,7 +159,7 @@ class Needs:
 
 
 def run_evaluation_flops(run: RunConfig) -> float:
-    """Counts the FLOPs of a run's evaluation points and probes if it does not stop early."""
+    """Counts the FLOPs of evaluation points and probes in a run that does not stop early."""
     points, modules = run.eval_points, run.model.module_domains
     num_sequences = points.num_points * len(points.domains) * points.num_sequences
     num_probed = points.num_probes * len(points.domains) * run.num_probed * run.micro_batch

@@ -271,10 +271,10 @@ def _float_values(num_values: int, width: int) -> int:
 class Memory:
     """Bytes on the rank that needs the most memory, from the second step on.
 
-    The parts do not all exist at once. `total` is the peak. A backward pass starts with all
-    `activations` and `logits`. Of the logits, `kept_logits` remain in the layers' backward pass. It
-    gathers one layer at a time, and recomputes it if activations are checkpointed. New gradients at
-    the end (`reduction`) are added to `gradients`, which remain until the optimizer step.
+    The parts do not all exist at once, and `total` is the peak. A backward pass starts
+    with all `activations` and `logits`. It then keeps only `kept_logits`, gathers the layers
+    one by one, and recomputes them if activations are checkpointed. The new gradients at the end
+    (`reduction`) are added to `gradients`, which remain until the optimizer step.
     """
 
     # Float32 weights, including the initial weights that RMU and UNDO compare with.
@@ -411,10 +411,10 @@ def _set_sizes(weights: Iterable[Weight]) -> Counter[str]:
 def _num_gathered(
     weights: Iterable[Weight], routes: list[Route], num_ranks: int, keeps: bool
 ) -> int:
-    """Counts the weight values that are gathered at once.
+    """Counts the weight values gathered at once.
 
-    A rank gathers the embedding or head, a block and the next block. If `keeps`, the embedding,
-    head and all blocks stay gathered.
+    A rank gathers the embedding or head, a block and the next block. If `keeps` is true, the
+    embedding, head and all blocks stay gathered.
     """
     groups: Counter[str] = Counter()
     for weight in weights:

@@ -91,8 +91,8 @@ def recipes_of(
 ) -> dict[Variant, dict[str, CorpusRecipe]]:
     """Returns the corpus recipe of each variant and size.
 
-    Leaves out variants that need more labels than the corpus has. `named` maps each size
-    to the recipe of variants that use all labels. Raises ValueError if no variant remains.
+    Leaves out variants that need more labels than the corpus has. `named` has each size's recipe
+    with all labels. Raises ValueError if no variant remains.
     """
     recipe = next(iter(named.values()))
     has_core, recipes = choice.core_label or CORE in recipe.domain_of, {}
@@ -143,7 +143,7 @@ def _add_parts(setting: Setting, recipe: CorpusRecipe, adjacent: tuple[str, ...]
 
 
 def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:
-    """Lets a Hub domain's text repeat if a run needs 95% to 105% of the text's estimated length."""
+    """Lets a Hub domain's text repeat if a run needs about all of it (95% to 105%, estimated)."""
     if not isinstance(recipe.source, HubSource):
         return setting
     low, high = 1 - EPOCH_TOLERANCE, 1 + EPOCH_TOLERANCE

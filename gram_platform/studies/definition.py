@@ -53,7 +53,7 @@ NOT_REPRODUCED = (
 
 @dataclass(frozen=True)
 class Variant:
-    """A value of a factor, such as recall, that a study varies besides method, size and profile."""
+    """A condition, such as recall 0.5, that a study varies besides method, size and profile."""
 
     # The name in tables; "" in studies that vary nothing else.
     name: str = ""
@@ -151,7 +151,7 @@ class Preset(Setup):
         return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 
     def select_domains(self, domains: tuple[str, ...]) -> tuple[str, ...]:
-        """Removes the domain that the preset uses only for finetuning, if any.
+        """Returns `domains` without the one used only for finetuning, if any.
 
         Raises ValueError if the finetuning domain is not in `domains`.
         """
@@ -322,7 +322,7 @@ def _apply_changes(preset: Preset, written: Written) -> Preset:
 
 
 def _sizes(preset: Preset, plain: Any) -> dict[str, Any]:
-    """Returns the changed sizes. A new size copies its `base`, and false removes a size."""
+    """Returns the changed sizes. A new size copies its `base`. The value false removes a size."""
     if not isinstance(plain, Mapping):
         raise invalid(SIZES, plain, "a table of sizes")
     sizes: dict[str, Any] = dict(preset.sizes)

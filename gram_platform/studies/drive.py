@@ -136,9 +136,9 @@ def finish(observers: Observers, code: int) -> int:
 
 
 def refresh_site(store: Store, tracking_uri: str, say: Callable[[str], None]) -> None:
-    """Writes the storage's index, and a page that explains how to open MLflow.
+    """Writes the storage's index, and LINK_PAGE if it is missing and MLflow has no server.
 
-    Reports link to this page while MLflow is closed. Errors are only printed.
+    Links in reports lead to this page, which explains how to open MLflow. Only prints errors.
     """
     try:
         root = open_folder(store.root, writable=True)

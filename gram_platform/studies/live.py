@@ -92,7 +92,7 @@ class LiveView:
         self.bar = self.bars.add_task("", total=None, left="")
 
     def start(self, nodes: Sequence[Node], progress: Progress) -> None:
-        """Starts showing `progress`. `nodes` must have their stored names."""
+        """Starts showing `progress`. `nodes` must be named as in the storage."""
         self.nodes, self.progress = {node.id: node for node in nodes}, progress
         self._done_before = frozenset(progress.done)
         self.bars.start()
@@ -238,7 +238,7 @@ def progress_gauges(study: str) -> Callable[[Mapping[str, int], Running], None]:
 
 
 def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | None) -> None:
-    """Prints `text`, or on a terminal `brief(console.width >= WIDE)` if `brief` is given."""
+    """Prints `text`, or on a terminal the summary from `brief(is_wide)`, if given."""
     if brief is None or not console.is_terminal:
         console.print(Text(printable(text)), soft_wrap=True)
         return

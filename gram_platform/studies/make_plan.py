@@ -262,8 +262,8 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
 def _read_compile(device: DeviceFlags) -> bool | None:
     """Returns True to compile runs, False to compile none, None to compile those that gain time.
 
-    The default is None. With --deterministic it is False: torch.compile picks kernels by timing, so
-    sums may vary.
+    Without flags, returns None. With --deterministic, returns False: torch.compile picks kernels by
+    timing, so sums may vary.
     """
     if device.compile and device.no_compile:
         raise invalid("no_compile", True, "no value with --compile")

@@ -44,13 +44,13 @@ def pack_corpora(plan: Plan, store: Store) -> None:
 
 
 def ray_workers(anywhere: bool = False, is_verbose: bool = False) -> Workers:
-    """Returns packing workers, which connect to or start Ray if there are several tasks."""
+    """Returns packing workers. For several tasks, they connect to Ray or start it."""
     return part_workers(partial(connect, is_verbose), anywhere)
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """A domain with too little text in a split. Amounts are tokens, for the first of `sizes`."""
+    """A domain with too little text in a split, counted in tokens for the first of `sizes`."""
 
     domain: str
     split: str

@@ -104,7 +104,7 @@ CALIBRATION_STUDY = "calibration"
 
 
 def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
-    """Returns the errors of compute ratios for each of the study's sizes, by `nearest_errors`.
+    """Returns the errors of compute ratios that `nearest_errors` chooses for the study's sizes.
 
     Each dict has `size, class, ratio, difference, num_shares, measured_on`. If the storage has a
     calibration on the same data, its errors replace the packaged ones for the same corpus and size.

@@ -198,7 +198,7 @@ def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) ->
 def division_of(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool
 ) -> Division:
-    """Divides a run over ranks to fit into memory. The result has advice on saving memory."""
+    """Divides a run into ranks and passes to fit into memory. Adds advice on saving memory."""
 
     def gib(number: int, recomputes: bool) -> str:
         passes = plan_passes(run, number, machine, device, recomputes)
@@ -244,7 +244,7 @@ DRIVER = "driver"
 def advice_on_place() -> str:
     """Returns advice to run the driver on a machine of its own, or "".
 
-    Advises if Ray has no CPUs here, and the cluster can grow or has driver machines.
+    Gives advice if Ray has no CPUs here, and the cluster can grow or has driver machines.
     """
     here = ray.get_runtime_context().get_node_id()
     cpus = sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
@@ -262,8 +262,7 @@ def cordons_noted(
 ) -> Callable[[ProbeReport], None]:
     """Returns a function that prints and stores each machine that this submission avoids.
 
-    `gram status` and reports show the stored machines. Removes those of
-    earlier submissions at once.
+    `gram status` and reports show stored machines. Those of earlier submissions are removed first.
     """
     machines: list[dict] = []
 

@@ -108,7 +108,7 @@ def make_search_plan(search: Search, flags: Flags) -> Plan:
 def search_plan_of(
     part: StudyPlan, given: Mapping[str, Any], optuna_uri: str, is_dry: bool
 ) -> SearchPlan:
-    """Adds corpora and settings to a search. `given` has the other fields of its kind's class."""
+    """Adds corpora and settings to a search. `given` has the other fields of `kind`."""
     from gram_platform.studies.searches.search_plan import SearchPlan
 
     recipes = resolve_corpora(part.preset, part.choice)

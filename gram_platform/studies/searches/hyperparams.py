@@ -131,7 +131,7 @@ class HyperparameterSweep:
         return [(point, self.nodes(point)) for point in points]
 
     def points(self) -> tuple[list[tuple[str, Point]], list[str]]:
-        """Returns all points, with those that reuse an earlier point's run last."""
+        """Returns (named points, []). Points that reuse the run of an earlier point come last."""
         seen, points, later = set(), [], []
         for point, (run, *_) in self.trials():
             (later if run.id in seen else points).append((trial_name(point), point))
@@ -191,7 +191,7 @@ def _analyse(
     curves: pd.DataFrame,
     sizes: Sequence[str],
 ) -> SweepAnalysis | None:
-    """Returns the analysis, or None unless curves and evaluations of trials and baselines exist."""
+    """Returns the analysis, or None until curves and evaluated trials and baselines exist."""
 
     def gather(
         trials: Sequence[Trial], frame_of: Callable[[list[Node]], pd.DataFrame]

@@ -278,7 +278,7 @@ def _report(
 
 
 def trials_table(trials: pd.DataFrame, search: str = "") -> pd.DataFrame:
-    """Numbers the trials, and renames columns to those of other searches."""
+    """Numbers the trials, and names columns as other searches do."""
     renamed = trials.rename(columns={"run_id": RUNS})
     columns = ["size", "parameters", "seed", "lr", "batch", "loss", RUNS, "elapsed_s", "message"]
     numbered = renamed.assign(search=search, trial=range(len(trials)))

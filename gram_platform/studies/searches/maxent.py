@@ -85,7 +85,7 @@ def name_profiles(setting: Setting) -> dict[str, Profile]:
 
 
 def plain_space(space: Space) -> list[dict]:
-    """Returns the ranges as dicts. `is_integer` is there only to keep old search ids valid."""
+    """Returns the ranges as dicts. They have `is_integer` only to keep old search ids valid."""
     return [{**to_plain(parameter), "is_integer": False} for parameter in space.parameters]
 
 

@@ -138,8 +138,8 @@ class SearchPlan(StudyPlan):
     ) -> StudyLog:
         """Returns a log with the search's tables, report.html, claims.csv and search.json.
 
-        The report shows `facts` below the question. `record` is added to search.json. MLflow shows
-        the `columns` of trials.csv.
+        The report shows `facts` below the search's question. `record` is added to search.json.
+        MLflow shows the `columns` of trials.csv.
         """
         store = Store(self.choice.storage)
         facts = " ".join([facts, sizes_text(self.parameters), *describe_cordoned(store, self.name)])
