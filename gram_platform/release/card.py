@@ -104,7 +104,7 @@ def _facts(store: Store, view: View) -> dict[str, str]:
 def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) -> str:
     """Returns the README.md text for the subfolder `part` of an export.
 
-    "" is the export's own folder, which is one checkpoint or contains one subfolder per checkpoint.
+    "" is the whole export, which is one checkpoint or has a subfolder per checkpoint.
     """
     view, are_several = subject.view, subject.view.rule == "by_domain"
     modules = (f"{d}={weight:g}" if weight != 1.0 else d for d, weight in view.weights if d != CORE)
@@ -138,7 +138,7 @@ def _card() -> Template:
 
 
 def _distinct(studies: Sequence[ProfileNumbers]) -> list[tuple[ProfileNumbers, list[str]]]:
-    """Returns pairs (a study's numbers, names of omitted studies with a subset of its rows)."""
+    """Returns pairs (a study's numbers, names of omitted studies whose rows it contains)."""
     distinct = []
     for numbers in sorted(studies, key=lambda numbers: -len(numbers.domains)):
         covering = (others for full, others in distinct if _rows(numbers) <= _rows(full))

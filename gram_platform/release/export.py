@@ -60,7 +60,7 @@ USER_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ENOTEMPTY, errno.ENOTDIR, errno
 
 
 class ExportRecord(TypedDict):
-    """The contents of export.json. `files` maps each file to its SHA-256."""
+    """The contents of export.json. `files` maps files, except cards, to SHA-256."""
 
     files: dict[str, str]
     agreements: NotRequired[dict[str, tuple[Agreement, ...]]]

@@ -273,9 +273,9 @@ def _score(store: Store, scores: TaskScores, manager: "TaskManager", device: str
 
 
 def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> dict[str, float]:
-    """Returns a task's metrics, standard errors, number of documents and `answers`.
+    """Returns a task's metrics, standard errors, number of documents and `answers(samples)`.
 
-    `metrics` is `{"acc,none": ..., ...}`. `samples` are document records. Both are the harness's.
+    `metrics` (such as `{"acc,none": 0.5}`) and `samples` (document records) are the harness's.
     """
     numbers = ((key, value) for key, value in metrics.items() if isinstance(value, float))
     fields = {key.removesuffix(",none"): float(value) for key, value in numbers}
@@ -284,7 +284,7 @@ def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> di
 
 
 def answers(samples: Sequence[Mapping]) -> dict[str, float]:
-    """Returns the accuracy of a guess (`chance`) and the right answers' `bits_per_byte`.
+    """Returns `chance`, the accuracy of guessing, and the right answers' `bits_per_byte`.
 
     Returns {} if the task is not multiple choice.
     """

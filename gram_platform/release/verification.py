@@ -60,7 +60,7 @@ def verification_tokens(
 ) -> tuple[torch.Tensor, str]:
     """Returns tokens_BT and a description of their source.
 
-    The tokens start each domain's validation split, or are random ids if `corpus` is None.
+    Takes the first tokens of each domain's validation split, or random ids if `corpus` is None.
     """
     num_tokens = min(model.seq_len, NUM_TOKENS)
     if corpus is None:
@@ -126,8 +126,8 @@ def verify_by_transformers(
 ) -> Agreement:
     """Compares the view's logits with those of `transformers` in float32.
 
-    Also generates a few tokens. Differences include rounding, because the library sums in another
-    order. Raises ImportError if it is not installed.
+    Also tests `generate`. Differences include rounding, because `transformers` sums in another
+    order. Raises ImportError if it is missing.
     """
     from transformers import AutoModelForCausalLM
 

@@ -125,9 +125,9 @@ def listen(handler: Callable[..., None]) -> None:
 
 
 def interrupt(*_) -> None:
-    """Ignores further signals and raises KeyboardInterrupt, which ends the command.
+    """Raises KeyboardInterrupt to end the command.
 
-    Interrupting the clean-up would leave processes in Ray.
+    Ignores further signals, which could stop the clean-up and leave processes in Ray.
     """
     listen(ignore)
     raise KeyboardInterrupt
@@ -299,7 +299,7 @@ def require_own_serve() -> None:
 def end_application(name: str, is_private: bool) -> None:
     """Deletes this command's application, and stops Ray Serve if it has no other application.
 
-    In a private cluster, Serve stops with Ray, which avoids a message that Ray retries forever.
+    In a private cluster, Serve stops with Ray. This avoids a log message about endless retries.
     """
     from ray import serve
 

@@ -154,7 +154,7 @@ class RemoteCompletions:
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Returns True if `error` cancels the running task, not just a task that it awaits."""
+    """Returns True if `error` cancels the running task, not just an awaited task."""
     return isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling() > 0
 
 

@@ -149,8 +149,8 @@ def update_policy(
 ) -> tuple[Policy, tuple[str, ...]]:
     """Parses a running server's new policy. Returns (policy, errors of skipped parts).
 
-    Also skips profiles whose modules are not in `loaded`. If no profile can be read, returns
-    `before` without tokens.
+    Also skips profiles whose modules are not in `loaded`. If no profile can be read, returns the
+    old policy (`before`) with no tokens.
     """
     try:
         policy, errors = read_policy(text)

@@ -1,4 +1,4 @@
-"""Reads and replaces the policy file. Rejects a file that every user can change."""
+"""Reads and replaces the policy file. Rejects a file that any user can change."""
 
 import fcntl
 import os
@@ -34,7 +34,7 @@ def load_policy(path: str) -> Policy:
 def policy_text(path: str) -> str:
     """Reads a policy file's text.
 
-    Raises ValueError if no profile can be read, or if every user can write or replace the file.
+    Raises ValueError if no profile can be read, or if any user can write or replace the file.
     """
     file_path = local_path("policy", path)
     try:
@@ -66,10 +66,10 @@ def policy_text(path: str) -> str:
 
 
 def _find_open_folder(path: Path) -> str:
-    """Returns a folder on the file's path in which every user can replace an entry, or "".
+    """Finds a folder where any user can replace the next part of `path`, or returns "".
 
     Also checks the paths of symbolic links. A folder with the sticky bit, such as /tmp, is safe if
-    this user or root owns the entry. A read-only file system is safe.
+    this user or root owns the next part. A read-only file system is safe.
     """
     steps = [path]
     while steps[-1].is_symlink():
