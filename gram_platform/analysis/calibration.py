@@ -10,8 +10,8 @@ ratio. An error is a compute ratio minus the share. There are two kinds:
 
 A study's own seeds cannot show unit errors. The unit error of one ratio is the root mean square,
 over shares, of the mean error over seeds. The unit error of a difference of two ratios on the same
-curves comes likewise from the differences of errors at neighbouring shares. Claims use the half-
-width of a 90% interval: the root mean square times a t quantile.
+curves comes likewise from the differences of errors at neighbouring shares. Claims use the
+half-width of a 90% interval: the root mean square times a t quantile.
 """
 
 import math
@@ -188,8 +188,8 @@ def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int)
     """Returns one row of FILE_COLUMNS per class. Its `places` lists the (corpus, size) pairs used.
 
     Uses the size on `corpus` that is nearest to `parameters` and `steps`, if both differ by at most
-    the factor NEAR. Otherwise takes the largest `ratio` and the largest `difference` of all sizes,
-    on any corpus, whose parameters differ by at most NEAR.
+    the factor NEAR. Otherwise takes the largest `ratio` and `difference` of all sizes, on any
+    corpus, whose parameters differ by at most NEAR.
     """
     apart, steps_apart = (
         np.maximum(rows[name] / number, number / rows[name])

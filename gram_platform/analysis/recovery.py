@@ -1,10 +1,10 @@
 """Measures how soon an attack recovers a removed domain, in steps and in tokens.
 
-An attack lowers the loss on the domain's validation text from the view's towards the mean loss of
-the reference's baselines. A mark is a share of this distance, and a time is the first step at which
-the loss reaches the mark, by linear interpolation between evaluations. A view that is no worse than
-the baseline needs 0 steps. If an attack stops before it reaches a mark, its length is a censored
-time.
+An attack lowers the loss on the domain's validation text from the view's loss towards the mean loss
+of the reference's baselines. A mark is a share of this distance, and a time is the first step at
+which the loss reaches the mark, by linear interpolation between evaluations. A view that is no
+worse than the baseline needs 0 steps. If an attack stops before it reaches a mark, its length is a
+censored time.
 """
 
 from collections.abc import Sequence
