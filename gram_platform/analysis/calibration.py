@@ -4,14 +4,14 @@ A baseline trained for some share of the reference's steps should have this shar
 ratio. An error is a compute ratio minus the share. There are two kinds:
 
 - `fit`: each reference seed is left out in turn, and its losses between warm-up and decay are rated
-  by the curve of the other seeds. The share is the step of the loss divided by all steps.
+  by the curve of the other seeds. The share is the loss's step divided by the run's steps.
 - `unit`: finished baselines of other lengths and seeds, each with its own warm-up and decay, are
   rated like any model. The share is the baseline's steps divided by the reference's.
 
 A study's own seeds cannot show unit errors. The unit error of one ratio is the root mean square,
-over shares, of the mean error over seeds. For a difference of two ratios on the same curves, the
-errors are replaced by their differences between neighbouring shares. Claims use the half-width of
-a 90% interval, the root mean square times a t factor.
+over shares, of the mean error over seeds. The unit error of a difference of two ratios on the same
+curves comes likewise from the differences of errors at neighbouring shares. Claims use the
+half-width of a 90% interval: the root mean square times a t quantile.
 """
 
 import math
@@ -137,8 +137,8 @@ def rms_of_means(cell: pd.DataFrame) -> float:
     """Returns the root mean square, over shares, of the mean error over seeds.
 
     `cell` has the columns `share, seed, error`. Shares with one seed are left out. Returns NaN if
-    none remains. The variance between seeds is not subtracted, since with three seeds this would
-    often leave 0.
+    none remains. The variance between seeds is not subtracted, since the result would often be 0
+    with three seeds.
     """
     means = cell.groupby(["share", "seed"])["error"].mean().groupby("share").agg(["mean", "count"])
     means = means.loc[means["count"] > 1, "mean"]
@@ -188,8 +188,8 @@ def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int)
     """Returns one row of FILE_COLUMNS per class. Its `places` lists the (corpus, size) pairs used.
 
     Uses the size on `corpus` that is nearest to `parameters` and `steps`, if both differ by at most
-    the factor NEAR. Otherwise takes the largest errors on any corpus, of all sizes whose parameters
-    differ by at most NEAR.
+    the factor NEAR. Otherwise takes the largest `ratio` and `difference` of all sizes, on any
+    corpus, whose parameters differ by at most NEAR.
     """
     apart, steps_apart = (
         np.maximum(rows[name] / number, number / rows[name])

@@ -156,7 +156,7 @@ def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
 
 
 def _scale(s: np.ndarray) -> float:
-    """Returns the first interval between steps, or a first step > 0 that is smaller."""
+    """Returns the first step, or the first interval if it is smaller or the first step is 0."""
     first, second = np.unique(s)[:2].tolist()
     return min(second - first, first or math.inf)
 

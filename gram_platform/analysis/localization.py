@@ -1,10 +1,10 @@
 """Measures how strongly the loss increase concentrates on few tokens when a domain is removed.
 
 Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". A
-token's increase is its loss minus the loss of the baseline of the same size and seed. The paper
-shades sentences. We summarise validation sequences by the Gini coefficient of the positive
-increases, the share of tokens with a positive increase, and the part of the total increase in the
-top tenth of tokens. Noise is uneven too: the control, the baseline of another seed, shows how much.
+token's increase is its loss minus that of the baseline of the same size and seed. The paper shades
+sentences. We summarise validation sequences by the Gini coefficient of the positive increases, the
+share of tokens with a positive increase, and the part of the total increase in the top tenth of
+tokens. The control, the baseline of another seed, shows how concentrated noise is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ def gini(values: np.ndarray) -> float:
 
 
 def concentration_curve(values: np.ndarray) -> np.ndarray:
-    """Returns the cumulative share of the sum over values in descending order, at TOKEN_SHARES.
+    """Returns the share of the sum that the largest values hold, for each of TOKEN_SHARES.
 
     The values are >= 0. The result [NUM_POINTS] is NaN if all are 0.
     """
@@ -131,9 +131,9 @@ def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Lo
     """Returns all tables from the rows of `localize`.
 
     `missing` lists the views without losses as tuples of VIEW. Rows with profile and domain `mean`
-    average a class of a seed over all pairs of a profile and a domain. Only the control uses
-    profiles with several auxiliary domains. A method has no `mean` rows for a seed that lacks one
-    of its views.
+    average over all pairs of a profile and a domain, by class and seed. Profiles that retain
+    several domains count only for the control. A method has no `mean` rows for a seed that lacks
+    one of its views.
     """
     is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
     lacking = {view[:3] for view in missing}
@@ -180,9 +180,9 @@ class ShadedText:
 
 
 def shading_scale(increases: np.ndarray) -> float:
-    """Returns a `scale` for `shades`, the quantile CALIBRATION of filtering's increases [T].
+    """Returns the quantile CALIBRATION of filtering's increases [T], the `scale` of `shades`.
 
-    NaN if <= 0.
+    NaN if it is <= 0.
     """
     scale = float(np.quantile(increases, CALIBRATION))
     return scale if scale > 0.0 else np.nan

@@ -26,7 +26,7 @@ Cell = tuple[float, int]
 
 @dataclass(frozen=True)
 class Grid:
-    """The increasing learning rates and batch sizes of one size's grid, and the cells left out."""
+    """One size's learning rates and batch sizes, both in rising order, and the cells left out."""
 
     lrs: tuple[float, ...]
     batches: tuple[int, ...]

@@ -319,8 +319,7 @@ def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
     """Returns each size's learning rate and batch from our law, the paper's law and the ladder.
 
     A value is NaN if the law is missing or does not predict. `times_beyond` is the factor by which
-    our law is extrapolated. Batches are in sequences of the size's `seq_len`, whatever the
-    law's is.
+    our law is extrapolated. Batches are in sequences of the size's `seq_len`, not the law's.
     """
     rows = []
     for size in sizes:

@@ -76,7 +76,7 @@ def baseline_references(
     """Returns ({(size, domain): Reference}, notes) for the sizes with a finished baseline.
 
     A baseline is used if it has a curve and final losses. `leave_out` also fits the curve without
-    each seed in turn, for the jackknife. `only_seed` is the frames' only seed, for the notes.
+    each seed in turn, for the jackknife. Notes name `only_seed`, the frames' only seed.
     """
     references, notes, of_seed = {}, [], f", seed {only_seed}" if only_seed else ""
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
@@ -253,12 +253,13 @@ def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
 
     A row of the table is the mean of the ratios x of n seeds. The pseudo-value of seed i is
 
-        x_i + (n - 1) mean over j != i of (x_j - x_j on the reference without i),
+        x_i + (n - 1) mean over j != i of (x_j - y_j),
 
-    or x_i if the reference is fixed or lacks seed i. If the reference has m != n seeds, n - 1 is
-    replaced by sqrt((m - 1) (max(m, n) - 1) n / m), to keep the reference's part of the variance
-    unbiased. NaN if x_i is NaN, or if the reference without seed i yields no ratio. Pseudo-values
-    can be averaged and subtracted like their rows.
+    where y_j is x_j on the reference without seed i. The pseudo-value is x_i if the reference is
+    fixed or lacks seed i. If the reference has m != n seeds, n - 1 is replaced by
+    sqrt((m - 1) (max(m, n) - 1) n / m), to keep the reference's part of the variance unbiased. NaN
+    if x_i is NaN or the reference without seed i yields no ratio. Pseudo-values can be averaged and
+    subtracted like their rows.
     """
     values, losses = (ratios[name].to_numpy(float) for name in ("compute_ratio", "loss"))
     names = dict.fromkeys(seed for reference in references.values() for seed in reference.without)
@@ -284,7 +285,7 @@ def _of_the_others(
     own: np.ndarray,
     num_baselines: np.ndarray,
 ) -> np.ndarray:
-    """Returns the second term of `pseudo_values`.
+    """Returns the second term of the formula in `pseudo_values`.
 
     `group` [N] is each ratio's row in the table. `changes` [N, seeds] is how much each ratio falls
     if its reference lacks a seed. `own` [N] is the column of the ratio's seed, or -1 if none.

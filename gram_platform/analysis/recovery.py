@@ -1,10 +1,10 @@
 """Measures how soon an attack recovers a removed domain, in steps and in tokens.
 
-An attack lowers the loss on the domain's validation text from the view's loss towards the
-baseline's, which is the mean over the seeds that the compute ratio uses. A mark is a share of this
-distance, and a time is the first step at which the loss reaches the mark, by linear interpolation
-between evaluations. A view that is no worse than the baseline needs 0 steps. If an attack stops
-before it reaches a mark, its length is a censored time.
+An attack lowers the loss on the domain's validation text from the view's loss towards the mean loss
+of the reference's baselines. A mark is a share of this distance, and a time is the first step at
+which the loss reaches the mark, by linear interpolation between evaluations. A view that is no
+worse than the baseline needs 0 steps. If an attack stops before it reaches a mark, its length is a
+censored time.
 """
 
 from collections.abc import Sequence
@@ -64,8 +64,8 @@ def recover_row(curve: Curve, num_tokens: float, start: float, end: float) -> li
 def write_median(times: Sequence[float], is_reached: Sequence[bool]) -> str:
     """Formats the median of times [n], or `> bound` if half or more of the marks were not reached.
 
-    `times` has the attack's length for marks not reached. In the median they are infinite. The
-    bound is the median of `times`.
+    For marks not reached, `times` has the attack's length. The median counts it as infinite. The
+    bound is the median of `times` as given.
     """
     median = np.median(np.where(is_reached, times, np.inf))
     return f"{median:.1f}" if np.isfinite(median) else f"> {np.median(times):.1f}"

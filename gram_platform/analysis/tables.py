@@ -2,11 +2,10 @@
 
 Source of the averages: the paper's appendix "Compute Ratio Methodology" and the numbers of
 `tab:synthetic`. Within a seed, the value of a class is the mean over all pairs of a profile and a
-domain. A mean of profile means would differ, since the profile core forgets more domains than core
-with one domain. Over seeds, it is the mean of these values with a 90% t-interval. The width of the
-interval comes from the jackknife's pseudo-values (JACKKNIFE) or, as in the paper, from the seeds'
-values (CURVE_FIXED). `missing` lists the values that cannot be computed. Losses in nats per token
-are averaged in the same way.
+domain. A mean of profile means would differ, since profiles forget different numbers of domains.
+Over seeds, it is the mean of these values with a 90% t-interval. Its width comes from the
+jackknife's pseudo-values (JACKKNIFE) or, as in the paper, from the seeds' values (CURVE_FIXED).
+`missing` lists the values that cannot be computed. Losses in nats per token are averaged likewise.
 """
 
 import itertools
@@ -159,7 +158,7 @@ def analyse(
 
 
 def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFrame:
-    """Returns each view's losses minus filtering's, by class, if both have the profile."""
+    """Returns each view's losses minus those of filtering in the same profile, by class."""
     columns = {name: name + MINUS_FILTERING for name in CLASSES}
     is_theirs, same = ratios["method"] == FILTERING, ["size", "seed", "profile", "domain", "class"]
     both = ratios[~is_theirs].merge(
@@ -179,8 +178,8 @@ def _compare(
 ) -> tuple[pd.DataFrame, pd.DataFrame, Notes]:
     """Returns (ratios of views and attacks, fits of the baselines in `unit`, notes).
 
-    `frames` are evaluations, curves, attacks and unit. If each seed is compared with its own
-    baseline, they contain only the seed `seed`.
+    `frames` are (evaluations, curves, attacks, unit). If each seed is compared with its own
+    baseline, they contain only `seed`.
     """
     evaluations, curves, attacks, unit = frames
     references, notes = baseline_references(
@@ -310,7 +309,7 @@ def join_notes(
 def find_mean_profiles(rows: pd.DataFrame) -> frozenset[str]:
     """Returns the profiles in `rows` that retain at most one auxiliary domain.
 
-    Leaves out `all` if `rows` lacks `retained`, which shows its domains.
+    If `rows` lacks `retained`, leaves out `all`, whose domains are then unknown.
     """
     few = frozenset(p for p in rows["profile"] if p not in (ALL, MEAN) and p.count("+") < 2)
     if "retained" not in rows:

@@ -113,9 +113,9 @@ def fuse_cross_entropy(
     """Returns a compiled function that equals `objectives.cross_entropies` up to rounding.
 
     It takes a pass's logits, the number of losses and `plain`. It returns the losses, or `plain()`
-    if compiling fails. Two compiled functions, one for the losses and one for the gradient, convert
-    and scale the logits while reading them. On a GPU, this moves at most 8 bytes per 2-byte logit:
-    three reads and one write of the gradient. Separate operations move 32 bytes.
+    if compiling fails. Two compiled functions, for the losses and for the gradient, convert and
+    scale the logits while reading them. On a GPU, this moves at most 8 bytes per 2-byte logit: it
+    reads the logit three times and writes its gradient once. Separate operations move 32 bytes.
 
     Shapes: B sequences, T tokens, V vocabulary, N = B x T, M micro-batches of a pass.
     """
@@ -163,7 +163,7 @@ class _CrossEntropies(torch.autograd.Function):
 def token_losses(logits_NV: Tensor, targets_N1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns each token's cross entropy in nats, and two statistics that the gradient needs.
 
-    These are the largest logit, and the log-sum-exp of the logits after subtracting it. All are
+    These are the largest logit, and the log-sum-exp of the logits minus the largest. All are
     float32 [N, 1].
     """
     float_NV = logits_NV.float()

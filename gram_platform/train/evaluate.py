@@ -75,9 +75,8 @@ def validation_losses(learner: Learner, arrays: Arrays) -> dict[str, float]:
 def progress_losses(learner: Learner, arrays: Arrays, num_sequences: int) -> dict[str, float]:
     """Returns `validation_losses` on each domain's first `num_sequences` rows, in small passes.
 
-    Needs no more memory than training: a pass has at most as many rows as a training pass, possibly
-    of several domains, and a sharded model gathers its weights as in training. All ranks must call
-    this.
+    Needs no more memory than training: a pass has no more rows than in training, and a sharded
+    model gathers its weights as in training. A pass can mix domains. All ranks must call this.
     """
     config, active = learner.config, dict.fromkeys(learner.config.model.module_domains, 1.0)
     rows = np.concatenate([arrays[domain][:num_sequences] for domain in config.eval_points.domains])
@@ -106,7 +105,7 @@ def profile_losses(
 ) -> list[dict[str, float]]:
     """Returns every profile's `domain_losses`, bitwise equal to separate calls.
 
-    Profiles without LoRAs and heads in the first block share one run of its trunk per batch.
+    Profiles without active LoRAs or heads in the first block share one run of its trunk per batch.
     """
     batches = _batches(model.config, arrays, domains, num_sequences, model.device)
     losses: list[list[Tensor]] = [[] for _ in profiles]

@@ -291,9 +291,9 @@ def starting_weights(
 ) -> Iterator[tuple[str, Piece]]:
     """Yields (name, float32 piece) for every parameter.
 
-    If `start` has the name, the piece holds the rows of `rows_of`. Otherwise it holds all rows,
-    drawn from the seed. `start` can be empty or lack modules, since a branch adds modules to its
-    base. Raises ValueError for any other difference.
+    If `start` has the name, the piece holds the rows that `rows_of` gives. Otherwise it holds all
+    rows, drawn from the seed. `start` can be empty or lack modules, since a branch adds modules to
+    its base. Raises ValueError for any other difference.
     """
     left = dict(start)
     for name, shape in parameter_shapes(config.model).items():
@@ -315,7 +315,7 @@ def starting_weights(
 def add_noise(config: RunConfig, name: str, piece: Piece) -> Piece:
     """Mixes noise into a weight as described in `Objective`.
 
-    A matrix's noise is independent of its initial weights from the same seed.
+    A matrix's noise and initial weights come from one seed but are independent.
     """
     objective, first, shape = config.objective, piece.first_row, piece.shape
     if not objective.noise:
@@ -332,8 +332,8 @@ def add_noise(config: RunConfig, name: str, piece: Piece) -> Piece:
 def probe_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
     """Returns the gradient norm of each module's matrices, by the module's domain.
 
-    `sequences` [num_sequences, seq_len + 1] are the first of the probed domain. All modules are
-    active and get gradients, as in an unlabelled batch, and the core gets none. Biases are left
+    `sequences` [num_sequences, seq_len + 1] are the probed domain's first sequences. All modules
+    are active and get gradients, as in an unlabelled batch, and the core gets none. Biases are left
     out: MLP outputs are summed, so the output bias has the same gradient in every module, which
     would dominate the norm of narrow modules.
 

@@ -123,8 +123,7 @@ def _run_pass(
     """Runs a pass of `passes_of_window`, or a part of a micro-batch, forward and backward.
 
     Returns the micro-batches' detached cross entropies and minimised losses, [2,
-    len(micro_batches)]. `num_losses` is the number of the window's losses, and `is_last` marks the
-    window's last pass.
+    len(micro_batches)]. The window has `num_losses` losses, and `is_last` marks its last pass.
     """
     number = len(micro_batches)
     trained = frozenset().union(*(micro_batch.route.trained for micro_batch in micro_batches))

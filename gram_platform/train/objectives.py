@@ -192,7 +192,7 @@ class Misdirection:
     def __init__(
         self, config: RunConfig, model: Transformer, frozen: Transformer, run_frozen: Callable
     ):
-        """Takes `frozen`, the first layers at step 0. `run_frozen(tokens_BT, active)` runs them."""
+        """`frozen` has the first layers as of step 0. `run_frozen(tokens_BT, active)` runs them."""
         self.objective, self.run_frozen = config.objective, run_frozen
         values_D = uniforms(hash_key(config.seed, MISDIRECTION), np.arange(config.model.d_model))
         direction_D = torch.from_numpy(values_D / np.linalg.norm(values_D)).float()
