@@ -5,14 +5,14 @@ Most are the paper's. Those about SGTM are by Shilov and others (2025), restated
 
 No claim is stronger than the authors' numbers. So "matches" means "no worse by more than a margin".
 "Retain stays above elicited" is claimed only for Simple Stories, because elicited is above retain
-at 50M and 100M in the paper's scaling study. A claim is judged at every size and variant
-of its study, unless it names one. FIRST and LAST are the first and last of these.
+at 50M and 100M in the paper's scaling study. A claim that names no size is judged at all sizes of
+its study; likewise for variants. FIRST and LAST name the first and last of each.
 
 Every claim has one profile, chosen before there were results: the paper's if it gives one,
 otherwise the mean over profiles. The paper's scaling study retains core and virology, and its
-partial-label study removes every domain. The paper's composability figure is for virology. We use
-the mean there [ours]: the figure compares with all modules, where retain covers every domain, as
-the mean does. The other bars and tables are means.
+partial-label study removes every domain. The paper's composability figure is for virology, but we
+use the mean [ours]. The figure compares with all modules, where retain covers every domain. The
+mean's retain covers them too. The other bars and tables are means.
 """
 
 import math
@@ -60,7 +60,7 @@ COMPARED = "compared"
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a claim: a method's compute ratio on a class, or recovery time, by seed."""
+    """One side of a claim: which compute ratios or recovery times of a method it compares."""
 
     method: str
     # One of CLASSES, or a time such as steps_to_90, which is compared without `less` and `size`.
@@ -78,7 +78,7 @@ class Side:
 class Claim:
     """States that `left - right` lies in the range `within`.
 
-    A side whose size is FIRST or LAST is an end of a least-squares line over all sizes.
+    If a side's size is FIRST or LAST, its value is from a least-squares line over all sizes.
     """
 
     text: str
@@ -92,7 +92,7 @@ class Claim:
 
     @property
     def terms(self) -> tuple[Side, ...]:
-        """Both sides, and the sides subtracted from them (`less`), each once."""
+        """Both sides and their `less` sides (which are subtracted), without duplicates."""
         sides = (self.left, self.right, self.left.less, self.right.less)
         return tuple(dict.fromkeys(filter(None, sides)))
 
@@ -126,18 +126,17 @@ def cite(source: str, claims: Iterable[Claim], profile: str = MEAN) -> tuple[Cla
 
 
 def drop(method: str, name: str) -> Side:
-    """Returns the side for a class at the claim's profile minus the class with all modules."""
+    """Returns the side: the class at the claim's profile, minus the class with all modules."""
     return Side(method, name, less=Side(method, name, profile=ALL))
 
 
 def gain(method: str) -> Side:
-    """Returns the side for the gain in retain from heterogeneous accumulation."""
+    """Returns the side: retain with heterogeneous, minus retain with uniform accumulation."""
     much, little = (Side(method, "retain", kind) for kind in KINDS)
     return replace(much, less=little)
 
 
 FIRST, LAST = "first", "last"
-# Shilov and others, 2025.
 SGTM = "arXiv 2512.05648"
 # The authors' SGTM takes 350 steps, their RMU 50.
 SGTM_RECOVERS_LATER = cite(
@@ -313,7 +312,7 @@ ARCHITECTURE_CLAIMS = cite(
         *same("Finetuning with MLPs", "ft_mlp", "finetuning with LoRAs", "ft_lora"),
     ],
 )
-# Two kinds of accumulation, and where the paper compares them.
+# Kinds of accumulation, and where the paper compares them.
 KINDS, ACCUMULATED = ("heterogeneous", "uniform"), "tab:hetacc-200m"
 ACCUMULATION_CLAIMS = (
     *cite(
@@ -406,7 +405,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 
 
 def choose_value(name: str, values: Sequence[str]) -> str:
-    """Returns `name`. FIRST and LAST become the first and last of `values`, or "" if empty."""
+    """Returns the first value for FIRST and the last for LAST ("" if none), otherwise `name`."""
     return next(iter({FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))), "")
 
 

@@ -4,9 +4,10 @@
 frames of `tables.analyse`, computed by this package from the published losses of nine studies.
 
 Dual use, composability and titration use the scaling study's baselines at 800M, pooled over seeds.
-Accumulation uses its own heterogeneous baselines. Our copy of the results lacks the baselines'
-curves at 2B and 5B. At these sizes, rows average the authors' own ratios over domains, and the
-baseline has no row. Domains have the authors' names. DEMix's views have one expert per domain.
+Accumulation uses its own heterogeneous baselines. Our copy of the authors' results lacks the
+baselines' curves at 2B and 5B. At these sizes, a row is the mean over domains of the authors'
+ratios, and the baseline has no row. Domains keep the authors' names. DEMix's views have one expert
+per domain.
 """
 
 import math
@@ -25,14 +26,13 @@ from gram_platform.analysis.tables import (
 )
 from gram_platform.methods.nodes import BASELINE, VARIANT
 
-# Where a row is from.
 OURS, PUBLISHED = "ours", "published"
 # Our studies with printed numbers.
 STORIES, AUX_SCALING, PARTIAL_LABELS = "stories", "aux_scaling", "partial_labels"
 ARCHITECTURE, ACCUMULATION = "architecture", "accumulation"
 
 PRINTED_FILE = Path(__file__).with_name("printed.csv")
-# The size and the number of seeds of each study.
+# Each study's size and number of seeds.
 PAPER_SCALES = {
     STORIES: ("26M", 3),
     AUX_SCALING: ("26M", 3),
@@ -134,7 +134,7 @@ def _read_published() -> pd.DataFrame:
 def tabulate_published(study: str, domains: Collection[str] = ()) -> pd.DataFrame | None:
     """Returns a study's published table in the columns of table.csv, or None if there is none.
 
-    Replaces the published name of a domain if `domains` has only our name for it.
+    If `domains` has only our name for a domain, replaces the published name by ours.
     """
     per_seed = load_published(study)
     if per_seed.empty:

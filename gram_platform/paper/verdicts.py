@@ -6,7 +6,7 @@ outside, otherwise "cannot tell". The error of the unit (compute ratio) is added
 the interval's half-width. If this error reaches the claim's margin, the claim is "not measurable
 here" and is also judged in nats. If the error is unknown, there is no verdict.
 
-Published numbers are judged without the unit's error, as by their authors. One or two seeds have no
+Published numbers are judged without the unit's error, as the authors do. One or two seeds have no
 interval, so their verdict uses the difference and the unit's error, and ends with NO_INTERVAL.
 """
 
@@ -79,7 +79,7 @@ IN_WORDS = {AGREE: "yes", DISAGREE: "no"}
 IN_WORDS |= {
     verdict + NO_INTERVAL: f"{word}, without interval" for verdict, word in IN_WORDS.items()
 }
-# A preset that judges no claims, and its text for verdicts.
+# A preset without verdicts, and its text for them.
 UNJUDGED_PRESET = "smoke"
 TOO_LITTLE = (
     "This preset shows that everything runs. Its models have seen too little text to judge a claim."
@@ -120,7 +120,6 @@ class Judgement:
     num_seeds: int
     # The `smallest_detectable` difference, or NaN.
     detectable: float
-    # The range that the claim states.
     within: pd.Interval = POSITIVE
     # The differences, if there are two seeds.
     points: tuple[float, ...] = ()
@@ -145,10 +144,10 @@ def judge(
 ) -> Judgement:
     """Judges the claim that left - right, both `{seed: value}`, lies in the range `within`.
 
-    The sides share at least one seed, and their values are finite. The interval's width is from
-    `pseudo`, both sides' jackknife pseudo-values (default: the values). If a seed lacks one, there
-    is no interval. `unit_error` (in compute ratio) widens the interval unless None. If it is NaN,
-    there is no verdict.
+    The sides share at least one seed, and their values are finite. `pseudo` has both sides'
+    jackknife pseudo-values (default: `left` and `right`), which set the interval's width. If a
+    seed lacks one, there is no interval. `unit_error` (in compute ratio), if given, widens the
+    interval. If it is NaN, there is no verdict.
     """
     differences = subtract_pairs(left, right)
     values = spread = list(differences.values())
@@ -175,10 +174,10 @@ def judge_times(
 ) -> Judgement:
     """Judges the claim that left - right, both recovery times, lies in the range `within`.
 
-    The interval is over seeds only. `reached` has the share of each seed's attacks that reached the
-    mark. If a share is below 1, its time is a lower bound. The verdict is then "cannot tell" if
-    both sides have bounds, if a bound does not exceed all times of the other side, or if longer
-    times could change the verdict.
+    The interval is over seeds only. `reached` has, for each side, the share of each seed's attacks
+    that reached the mark. If a share is below 1, the seed's time is a lower bound. The verdict is
+    then "cannot tell" in three cases: both sides have bounds, a bound does not exceed all times of
+    the other side, or longer times could change the verdict.
     """
     judgement, seeds = judge(claim, left, right, within), set(left) & set(right)
     bounds = [
@@ -287,7 +286,7 @@ def paper_claims(
 ) -> pd.DataFrame:
     """Judges the paper's claims on a study, at every size and variant that a claim leaves open.
 
-    `compared` is the profile that the study compares (default: `choose_profile`). `unit_error` has
+    `compared` is the profile for claims at COMPARED (default: `choose_profile`). `unit_error` has
     the known errors by size and class. If it is None, claims are judged over seeds only.
     `parameters` has the parameter counts of sizes whose names do not contain them.
 
@@ -348,9 +347,9 @@ def _unit_error(
 ) -> float | None:
     """Returns the unit's error in a claim's difference, or NaN if it is unknown.
 
-    For a claim about one class at one size and variant, returns `UnitError.difference`, because
-    both ratios are on the same curves. For a claim over sizes, adds the errors of all sizes, times
-    their weights, in quadrature. Otherwise, adds the errors of both sides' ratios in quadrature.
+    For a claim about one class at one size and variant, both ratios are on the same curves, so it
+    is `UnitError.difference`. Otherwise, adds errors in quadrature: for a claim over sizes, the
+    error at each size times its weight; for any other claim, the errors of both sides' ratios.
     """
     if errors is None:
         return None
@@ -373,9 +372,9 @@ def _judge_in_nats(
 ) -> dict[str, str | float]:
     """Judges a claim in nats and returns CLAIM_NATS.
 
-    The values are empty unless the claim has a margin and is about one class at one size and
-    variant. `frames` have losses and slopes in place of ratios. The range is divided by the right
-    side's mean slope and negated, because a lower loss is better.
+    They are empty unless the claim has a margin and is about one class at one size and variant.
+    `frames` are two copies of `per_seed`: in place of ratios, one has losses, the other slopes. The
+    range is divided by the right side's mean slope and negated, because a lower loss is better.
     """
     numbers = ("", *[math.nan] * 4)
     if math.isfinite(margin(claim.within)) and _is_one_class(claim):
@@ -404,7 +403,7 @@ def _falls(
     """Computes how far the left side's least-squares line falls from the first to the last size.
 
     Returns ({size: weight}, a list with {seed: fall} for each frame). A fall is a weighted sum over
-    sizes. Uses the sizes with values in the first frame, and the seeds with all these sizes.
+    sizes. Uses only sizes with values in the first frame, and seeds that have all these sizes.
     """
     sides = {size: replace(claim.left, size=size) for size in places}
     claims = {size: replace(claim, left=side, right=side) for size, side in sides.items()}
@@ -425,9 +424,9 @@ def _values(per_seed: pd.DataFrame, column: str) -> tuple[str, ...]:
 def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tuple[dict, dict]:
     """Returns `{seed: value}` for each side of a claim at its profile.
 
-    Means are over the profiles that all sides have and that contain the side's class. The baseline
-    uses its rows of the profile `mean`. Both dicts are empty if the claim compares the first and
-    last size or variant, but the study has only one.
+    A mean is over the profiles that all sides have and that contain the side's class. But the
+    baseline's mean is its row with the profile `mean`. Both dicts are empty if the claim compares
+    the first and last size or variant, but the study has only one.
     """
     rows_of = {side: _select_side(per_seed, side, size, variant) for side in claim.terms}
     names_ends = any(FIRST in (side.size, side.variant) for side in rows_of)
@@ -496,7 +495,7 @@ def judge_published(study: str) -> pd.DataFrame:
 
 
 def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
-    """Adds `published`, the published verdict and difference, and SAID, the same in words.
+    """Adds two columns: `published` (the published verdict and difference) and SAID (in words).
 
     Uses the published verdict at our size, or at all published sizes if ours is missing. Sets
     `paper`, the difference of printed means, to NaN if there is a published difference.
@@ -517,7 +516,7 @@ def _say_published(
 ) -> str:
     """Formats a claim's published verdict at one or several sizes.
 
-    `agree, 0.100 [0.050, 0.150]`, or `agree at 2B; disagree at 50M; -0.020 to 0.040`.
+    Examples: `agree, 0.100 [0.050, 0.150]`, `agree at 2B; disagree at 50M; -0.020 to 0.040`.
     """
     rows = theirs[(theirs["claim"] == claim) & (theirs[VARIANT] == variant)]
     if (rows["size"] == size).any():
@@ -531,7 +530,10 @@ def _say_published(
 
 
 def conclude(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
-    """Appends the columns EXPLANATION, HOLM and CLAIM_NATS. Clears UNJUDGED_PRESET's verdicts."""
+    """Appends the columns EXPLANATION, HOLM and CLAIM_NATS.
+
+    If `preset` is UNJUDGED_PRESET, clears verdicts and explanations.
+    """
     if preset == UNJUDGED_PRESET:
         judged = claims.columns.intersection(["verdict", EXPLANATION, NATS_VERDICT])
         claims = claims.assign(**dict.fromkeys(judged, ""))

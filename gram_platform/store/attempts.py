@@ -57,7 +57,7 @@ class Attempt:
         self._folder = run.attempts.child(attempt_id)
         self._chain: list[dict] = []
         self._step = -1
-        # Seconds that led to the checkpoint that this attempt resumed from.
+        # `elapsed_s` of the checkpoint that this attempt resumed from.
         self._earlier_s = 0.0
         self._started = time.time()
         self._clock = time.monotonic()
@@ -83,9 +83,9 @@ class Attempt:
     ) -> Resumed | None:
         """Loads the newest intact checkpoint to continue from. Returns None if there is none.
 
-        `read(attempts, step, attempt_id)` reads one checkpoint. If that fails, the next older one
-        is tried. Damaged checkpoints are set aside with a warning. If all fail and some could not
-        be read, raises the last OSError, because returning None would restart the run.
+        `read(attempts, step, attempt_id)` reads one checkpoint. If it is missing, damaged or
+        unreadable, tries the next older one. Sets damaged ones aside with a warning. If all fail
+        and some were unreadable, raises the last OSError, because None would restart the run.
         """
         unreadable = None
         clear_debris(self._attempts)
@@ -94,7 +94,7 @@ class Attempt:
                 resumed = read(self._attempts, step, attempt_id)
             except (CorruptFile, FileNotFoundError) as error:
                 folder = self._attempts.child(attempt_id, CHECKPOINTS)
-                # If the manifest is gone, another attempt has just pruned the checkpoint.
+                # If the manifest is gone, another attempt pruned the checkpoint.
                 if folder.child(step_name(step)).exists(MANIFEST):
                     folder.set_aside(step_name(step), error)
             except OSError as error:
@@ -176,9 +176,9 @@ class Attempt:
     ) -> dict:
         """Saves final weights and `result.json` unless the run has a result. Returns the result.
 
-        `final` must have only deterministic fields. The result adds `run_id`, `weights_sha256` and
-        `sha256`. `records` are the metric records since the last commit.
-        `measured` adds fields to the run's `timing()`. Removes the run's checkpoints.
+        Also removes the run's checkpoints. `final` must have only deterministic fields. The result
+        adds `run_id`, `weights_sha256` and `sha256`. `records` are the metric records since the
+        last commit. `measured` has extra fields for the run's `timing()`.
         """
         save = partial(self._folder.write_with, WEIGHTS, partial(save_tensors, tensors=tensors))
         return self._finish(save, final, hash_tensors(tensors), records, measured)

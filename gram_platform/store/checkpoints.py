@@ -186,8 +186,8 @@ def has_weights(attempt: Folder) -> bool:
 def clear_weights(attempts: Folder) -> None:
     """Removes the weights, complete or not, of attempts that ended without finishing.
 
-    Call this only if a finished attempt has the result's weights, because a merely suspended
-    attempt may seem to have ended.
+    Call this only if a finished attempt has the result's weights. An attempt that seems to have
+    ended may only be suspended, and loses its weights.
     """
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 Config = TypeVar("Config")
 
 CONFIG, TAGS, RESULT, TIMING = "config.json", "tags.json", "result.json", "timing.json"
-# The result field that contains the hash of its tensors.
+# The result field with its tensors' hash.
 TENSORS_HASH = "tensors_sha256"
-# The result field that maps the ids of its sources to their `weights_sha256`.
+# The result field {source id: its `weights_sha256`}.
 SOURCE_HASHES = "source_weights_sha256"
 WRONG_HASH = "its hash is not the result's"
 # Ints stay ints, so that a result that is read and written again has the same bytes.

@@ -144,7 +144,7 @@ class Folder:
         self.write(name, seal(fields), durable=durable)
 
     def write_whole(self, files: Mapping[str, bytes]) -> None:
-        """Writes `files`, then their hashes, with which `require_whole` verifies them."""
+        """Writes `files`, then a file with their hashes for `require_whole`."""
         self.remove(HASHES)
         for name, data in files.items():
             self.write(name, data)
@@ -163,7 +163,7 @@ class Folder:
     def set_aside(self, name: str, reason: object, fault: str = "corrupted") -> None:
         """Warns that a file or directory is corrupted, and renames it to `<name>.corrupt-<n>`.
 
-        In a read-only folder only warns.
+        Only warns if the folder is read-only.
         """
         if self.writable:
             number = next(n for n in range(1, 10**6) if not self.exists(f"{name}.corrupt-{n}"))
@@ -201,7 +201,7 @@ TRANSIENT_ERRNOS = frozenset(
 # HTTP statuses of time-outs, throttling and server errors.
 TRANSIENT_STATUSES = {"408", "425", "429", "500", "502", "503", "504"}
 # Connection errors of the libraries that fsspec's drivers use (aiohttp, requests, botocore,
-# azure-core). They are compared by name, because the libraries need not be installed.
+# azure-core). Compared by name, because the libraries need not be installed.
 _CLASSES = """
     ClientConnectionError ClientPayloadError ConnectTimeoutError ConnectionError
     EndpointConnectionError IncompleteReadError ReadTimeoutError ServiceRequestError
@@ -234,7 +234,7 @@ def keep_trying(work: Callable[[], Value], place: str) -> Value:
     """
     deadline, longest_s = time.monotonic() + PATIENCE_S, FIRST_DELAY_S
     while True:
-        # Random, so that the clients of a storage do not retry together.
+        # Random, so that clients do not retry together.
         delay_s = longest_s * random.uniform(0.5, 1.0)
         try:
             return work()

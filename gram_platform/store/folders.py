@@ -263,7 +263,7 @@ class LocalFolder(Folder):
         return self.file(name)
 
     def _obstacle(self) -> str:
-        """Returns the first path in `below` that is a link or a file, or "" if there is none."""
+        """Returns the first folder in `below` that is really a link or a file, or "" if none is."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for path in self.below:
                 if not stat.S_ISDIR(os.lstat(path).st_mode):

@@ -1,7 +1,6 @@
 """Manages leases, which name the process that is training a run or leading a search.
 
-Leases only avoid duplicate work: two attempts at a run give the same result, on CPUs bit for bit.
-An attempt that cannot renew its lease before it expires stops with LeaseLost.
+Leases only avoid duplicate work: two attempts at a run give the same result (bit for bit on CPUs).
 
 A lease is fresh if its last heartbeat is at most `lease_seconds` before or after the current time.
 A wrong clock therefore makes leases stale, which may duplicate work but never blocks a run. A lease
@@ -21,7 +20,7 @@ from gram_platform.store.files import CorruptFile, Folder
 
 LEASE = "lease.json"
 HEARTBEAT_INTERVAL_S = 1.0
-# An owner keeps its lease for at least this time, even in tests with shorter leases.
+# Owners keep a lease at least this long, even in tests with shorter leases.
 SHORTEST_LEASE_S = 10.0
 RENEWALS_A_LEASE = 3
 # An attempt whose step takes longer has stalled, and its lease is no longer renewed.
@@ -75,8 +74,8 @@ class Lease:
 
     A thread renews the lease while `is_working()` is true, and writes each `report` within
     `interval_s`. Raises OSError if the first write fails. Later failures cause one warning that
-    begins with `warning`, or none if `warning` is "". An expired lease is renewed only if
-    `contested` (other processes write this file too) and nobody has taken it over.
+    begins with `warning`, or none if `warning` is "". `contested` means that other processes
+    write this file too. Only then can an expired lease be renewed, unless another process took it.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class Lease:
                 self._renewed = started
         except OSError as error:
             with self._writing:
-                # `release` and the thread may fail at the same time.
+                # `release` and the thread may both fail.
                 warning, self._warning = self._warning, ""
             if warning:
                 warn(f"{warning}: {error}", stacklevel=2)

@@ -14,9 +14,9 @@ import fsspec
 from gram_platform.config.identity import hash_file
 from gram_platform.store.files import Folder, is_safe_name, safe_name, with_retries
 
-# The bytes per read, which a lost connection repeats.
+# Bytes per read, which a lost connection repeats.
 CHUNK_BYTES = 16 * 2**20
-# Connections per download, because a single one leaves most of the bandwidth unused.
+# Connections per download. One leaves most of the bandwidth unused.
 CONNECTIONS = 8
 
 

@@ -140,10 +140,10 @@ class Store:
         return self.run(node_id) if kind == "run" else self.evaluation(node_id)
 
     def read_finished(self, nodes: Iterable[tuple[str, str]]) -> dict[str, Finished | None]:
-        """Returns {id: Finished, or None if the node has no result}.
+        """Returns {id: Finished}, with None for nodes that have no result.
 
-        `nodes` are (kind, id) pairs. For an object store, makes only two listings and omits nodes
-        without files.
+        `nodes` are (kind, id) pairs. For an object store, makes only two listings, and leaves out
+        nodes without any files.
         """
         directories = (self.node(kind, node_id) for kind, node_id in nodes)
         folder = self._folder

@@ -62,7 +62,7 @@ class Timing(TypedDict):
     tokens_per_second: float
 
 
-# The numbers of a result and of its timing that reports show.
+# Numbers of a result and its timing that reports show.
 SIZES = ("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops")
 TIMES = ("elapsed_s", "tokens_per_second")
 

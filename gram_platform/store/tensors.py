@@ -1,6 +1,6 @@
 """Writes and reads safetensors files, one tensor at a time, and hashes weights.
 
-Uses the safetensors library only to check headers. The files that it writes ignore the umask, and
+Uses the safetensors library only to check headers, because the library's files ignore the umask and
 its errors lack error numbers.
 """
 
@@ -23,7 +23,7 @@ from gram_platform.config.identity import invalid, require_choice, require_int
 from gram_platform.model.pieces import Piece, num_rows
 from gram_platform.store.files import keep_trying
 
-# The names of torch's dtypes in safetensors files, where tensors are sorted in this order.
+# Names of torch's dtypes in safetensors files, which sort tensors in this order.
 FILE_DTYPES = {
     "uint64": "U64",
     "int64": "I64",
@@ -213,7 +213,7 @@ def _stream_header(shapes: Shapes, dtype: torch.dtype) -> bytes:
 def _header(kinds: Iterable[tuple[str, Sequence[int], torch.dtype]], **entries: Any) -> bytes:
     """Returns the first bytes of a file: the length of the JSON header, then the header.
 
-    The header has `entries`, such as `__metadata__`, then one for each tensor in `kinds`.
+    The header has `entries`, such as `__metadata__`, then an entry for each tensor in `kinds`.
     """
     end = 0
     for name, shape, dtype in kinds:
@@ -233,7 +233,7 @@ def _write(path: str | os.PathLike, header: bytes, tensors: Iterable[torch.Tenso
         file.write(header)
         for tensor in tensors:
             file.write(_bytes(tensor))
-            # Frees the memory before the next tensor is made.
+            # Frees the memory.
             del tensor
 
 
@@ -321,7 +321,7 @@ def hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def hash_named(items: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Returns the `hash_tensors` of (name, tensor) pairs that are already sorted by name."""
+    """Computes `hash_tensors` from (name, tensor) pairs that are already sorted by name."""
     return _hash((name, str(value.dtype), tuple(value.shape), [value]) for name, value in items)
 
 

@@ -3,8 +3,9 @@
 The core MLP and the active module MLPs of a layer have the same input. The sum of their outputs
 is the output of one wider MLP. Its c_fc (and c_gate, for SwiGLU) stacks the rows of all c_fc.
 Its c_proj concatenates the columns of all c_proj, each multiplied by its module's weight. LoRAs are
-added to the core MLP's weights. Attention heads are merged like MLPs. In the core, each key-value
-head serves a group of query heads. A smaller group in a module is padded with heads of zeros.
+added to the core MLP's weights. Attention heads are merged in the same way. In the core, each
+key-value head serves a group of query heads. A module has one key-value head. If it has fewer query
+heads than a core group, heads of zeros are added.
 """
 
 import contextlib
@@ -129,8 +130,8 @@ def merge_rows(
     """Returns rows [first, stop) of a merged MLP or attention tensor.
 
     `name` is the merged tensor's name, such as `blocks.0.mlp.c_fc.weight`. `read` reads rows of the
-    routed model's tensors. Output biases, LoRAs and merged qkv projections are read completely,
-    other tensors only in the needed rows.
+    routed model's tensors. Reads all rows of output biases, LoRAs and merged qkv projections, but
+    only the needed rows of other tensors.
     """
     if ".attn." in name:
         return _merge_heads(config, read, active, name, first, stop)
