@@ -1,7 +1,7 @@
 """Turns labelled text into packed token sequences.
 
 `resolve` turns a name or path into a `CorpusRecipe`, whose hash is the `data_id`. `prepare` packs
-the corpus, and `PackedCorpus` reads the result. Modules are imported lazily, because reading a
+the corpus, and `PackedCorpus` reads the result. Modules are imported lazily, so that reading a
 packed corpus needs only numpy.
 """
 

@@ -63,8 +63,8 @@ def fetch(
 ) -> tuple[tuple[Unit, ...], dict[str, int]]:
     """Downloads the missing parts of every row. Each worker fetches one shard (file) of a row.
 
-    Returns (units, counts). The units are the first parts needed to reach each row's size in
-    `source.num_bytes`. `counts` maps a row's name to its number of records that lack a field.
+    Returns (units, counts). The units are the first parts of each row that together reach its size
+    in `source.num_bytes`. `counts` maps a row's name to its number of records that lack a field.
 
     Raises ValueError before the download if the Hub denies access to a row. Also raises ValueError
     if a row's first records all lack the same field, or if a row does not list a record's label.

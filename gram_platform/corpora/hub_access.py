@@ -116,7 +116,7 @@ def _advice(row: HubRow) -> str:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Returns True if a server is unreachable or overloaded, so that a retry may succeed."""
+    """Returns True if a retry may succeed, because a server is unreachable or overloaded."""
     if (status := _status(error)) is not None:
         return _passes(status)
     return bool(BROKEN & _kinds(error)) and not FINAL & _kinds(error)

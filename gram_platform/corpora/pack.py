@@ -232,8 +232,8 @@ def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: 
     """Writes a part's text for the tokenizer's sample.
 
     A document (or passage, for `bpe-passages`) is sampled if its key is below a limit. A document's
-    key is rotated by 32 bits to make the sample independent of the split. Each later passage's key
-    is larger by GOLDEN. This samples about the same share of every long document.
+    key is rotated by 32 bits to make the sample independent of the split. Each later passage adds
+    GOLDEN to the key, so that about the same share of every long document is sampled.
     """
     trained, texts = recipe.tokenizer, []
     sampled = {domain.name: domain.num_bytes for domain in recipe.sample_domains}
@@ -307,8 +307,8 @@ def _write_sequences(
 ) -> dict[str, dict]:
     """Writes the sequence files of all domains and splits. Returns each file's counts and hashes.
 
-    Raises ValueError if a file would be empty. A part's validation file may be empty, because the
-    domain's file has that text.
+    Raises ValueError for an empty file, except the validation file of a domain's part. Validation
+    text of a part is in the domain's file.
     """
     pairs = [(split, domain) for split in SPLITS for domain in recipe.pools]
     parts = {pair: [] for pair in pairs}

@@ -344,7 +344,7 @@ def prompts_and_truths(
 ) -> list[tuple[list[int], list[int]]]:
     """Splits documents into prompts and continuations of at most `num_tokens`.
 
-    Ignores documents of up to `num_prompt_tokens`. `wanted` contains indices into the others.
+    Ignores documents with at most `num_prompt_tokens` tokens. `wanted` indexes the others.
     Raises ValueError if an index is too large.
     """
     long_enough = [d for d in split_documents(rows, end_of_text) if len(d) > num_prompt_tokens]

@@ -15,7 +15,7 @@ LONG_CHARS = 1 << 18
 
 
 def fault_of(tokenizer, page: str, most: int) -> str | None:
-    """Describes the first line that crashes the library or has more than `most` tokens per byte.
+    """Describes the first text that crashes the library or has more than `most` tokens per byte.
 
     Tests each line, a long run of one letter, and the repeated page. Returns None if all pass.
     """

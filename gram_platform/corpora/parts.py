@@ -42,7 +42,7 @@ Workers = Callable[[Callable[[Task], Result], Sequence[Task]], Iterator[tuple[in
 def in_turn(
     function: Callable[[Task], Result], tasks: Sequence[Task]
 ) -> Iterator[tuple[int, Result]]:
-    """Runs tasks in order and yields each (index, result). Other `Workers` may reorder results."""
+    """Runs tasks in order and yields each (index, result). Other `Workers` may use any order."""
     return enumerate(map(function, tasks))
 
 

@@ -325,7 +325,7 @@ class CorpusRecipe:
 
         The share exceeds `validation_fraction` if the domain has few documents or is too small for
         `validation_sequences`. If the domain has held-out text, the share only covers the sequences
-        that are still missing.
+        that this text lacks.
         """
         recipe = self.of_domain(domain)
         pools = self.pools_of(recipe.domain)

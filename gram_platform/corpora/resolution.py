@@ -185,7 +185,7 @@ def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, st
 
 
 def grows_with_size(corpus: str | Path) -> bool:
-    """Returns True if a corpus packs more text for more training tokens, as Hub corpora do."""
+    """Returns True for a Hub corpus, which packs more text for more training tokens."""
     return isinstance(read_description(corpus), HubCorpus)
 
 
@@ -281,7 +281,7 @@ def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
 
 
 def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
-    """Decides how many bytes to take from each row. Assumes equally common labels."""
+    """Decides how many bytes to take from each row. Treats all labels as equally common."""
     core_tokens = packing.core_tokens or corpus.core_tokens
     aux_share = packing.aux_share or corpus.aux_share
     rows = replace(corpus, core_tokens=core_tokens, aux_share=aux_share).rows

@@ -219,7 +219,7 @@ def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
 
 
 def forget(units: Sequence[Unit], changed: Sequence[Path], cache_dir: Path) -> None:
-    """Deletes the scans of `units`, and the `changed` files that were fetched."""
+    """Deletes the scans of `units`, and those `changed` files that were fetched."""
     for unit in units:
         # A missing file has no scan.
         with contextlib.suppress(ValueError):

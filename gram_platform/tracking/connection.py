@@ -165,7 +165,7 @@ class Connection:
         )
 
     def write_artifacts(self, run_id: str, files: Mapping[str, bytes]) -> None:
-        """Writes UTF-8 files {path such as `figures/curves.html`: content} as a run's artifacts.
+        """Writes `files` ({path: UTF-8 content}) as a run's artifacts.
 
         The artifacts of an SQLite database are written to the folder next to it, even if the
         database names another folder. Raises TrackingUnavailable for an unsafe id or path, or if a
@@ -179,7 +179,7 @@ class Connection:
                 folder.write(name, data, durable=False)
 
     def copy_artifacts(self, run_id: str, place: str, source: Path) -> str:
-        """Copies the folder `source` to the path `place` of a run's artifacts. Returns its URI."""
+        """Copies the folder `source` to `place` in a run's artifacts. Returns the copy's URI."""
         if self.database is None:
             self.client.log_artifacts(run_id, str(source), place)
         else:

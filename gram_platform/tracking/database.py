@@ -32,7 +32,7 @@ REMEDY = "move the database away and call `gram sync`, which fills a new one"
 
 
 def database_uri(path: str | Path) -> str:
-    """Returns the URI of an SQLite file. Raises ValueError if SQLAlchemy has none for the path."""
+    """Returns the URI of an SQLite file. Raises ValueError if no URI can express the path."""
     plain, encoded = f"sqlite:///{path}", URL.create(ENCODED, database=str(path)).render_as_string()
     for uri in (plain, encoded):
         if make_url(uri).database == str(path) and not make_url(uri).query:

@@ -8,12 +8,12 @@ sorted by kind and id. Missing texts are "", missing numbers are NaN (float64). 
 - `status`: complete, failed, running or interrupted.
 - `method, size, seed, profile, retained, ...`: the tags of the study, as texts.
 - `measure`: "tokens", "samples" or "tasks", or "" for losses. Absent if no node has it.
-- `num_steps`: of runs. `elapsed_s`: of complete runs and evaluations.
+- `num_steps`: steps of a run. `elapsed_s`: time of a complete run or evaluation.
 - `num_tokens, parameters, compute_units, hardware_flops, tokens_per_second`: of complete runs.
 - `loss/<domain>`: validation loss of evaluations, and of complete runs with every module on.
-- `loss_at_best/<domain>`: of complete runs, at the step with the lowest mean over domains.
-- `surprisal/<domain>`: mean -log probability of the drawn tokens of continuations, in nats.
-- `task/<task>/<metric>`: of scores on tasks of the LM Evaluation Harness.
+- `loss_at_best/<domain>`: loss of complete runs at the step with the lowest mean over domains.
+- `surprisal/<domain>`: mean -log(probability) of the tokens in sampled continuations, in nats.
+- `task/<task>/<metric>`: score on a task of the LM Evaluation Harness.
 """
 
 import io

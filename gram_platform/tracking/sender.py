@@ -217,8 +217,8 @@ def _step(tags: Mapping[str, str], key: str) -> int:
 def curve_tags(records: Iterable[Mapping], entry: NodeEntry) -> dict[str, str]:
     """Returns a complete run's validation curves as tags, `<step>:<loss> <step>:<loss> ...`.
 
-    One request returns the tags of a thousand runs, while every metric history needs its own
-    request, which takes 40 s for a study. A curve that is too long for a tag gets no tag.
+    One request returns the tags of a thousand runs. A study's histories take 40 s, because each
+    metric needs its own request. A curve that is too long for a tag gets no tag.
     """
     curves = {}
     for record in records if entry.kind == "run" and entry.status == State.COMPLETE else ():

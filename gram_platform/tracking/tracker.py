@@ -120,7 +120,7 @@ class Tracker:
     ) -> list:
         """Sends new and changed nodes to MLflow, and adds to `counts`.
 
-        Returns the nodes not sent because MLflow lacks their parent. If `are_orphans`, sends all.
+        Returns nodes not sent because MLflow lacks their parent. If `are_orphans`, sends them too.
         """
         orphans = []
         with ThreadPoolExecutor(self.num_senders) as threads:

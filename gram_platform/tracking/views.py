@@ -152,7 +152,7 @@ def study_views(
     """Returns tags with a study's three views, which show evaluations, charts and all nodes.
 
     `charts` lists the metrics of each chart. The first metric also names the chart. Evaluations
-    are sorted by the ratio `forget`, or by the first chart's if `forget` is absent.
+    are sorted by the ratio `forget`, or by the first chart's ratio if `forget` is absent.
     If `charts` is empty, returns only the view of all nodes.
     """
     of_nodes, key = f"tags.`{STUDY}.{study}` != ''", f"gram.{study}."
