@@ -73,7 +73,7 @@ class InvalidField(ValueError):
         self.place, self.steps = place, steps
 
     def for_command(self, flags: Collection[str]) -> str:
-        """Returns the error's text. Without `place`, a field in `flags` is shown as its flag."""
+        """Returns the error's text. Without `place`, a field in `flags` is shown as a flag."""
         if self.place or self.field not in flags:
             return str(self)
         flag, value = f"--{self.field.replace('_', '-')}", self.value

@@ -143,7 +143,7 @@ class Written:
         return error.at(place)
 
     def _find_steps(self, error: InvalidField) -> Steps:
-        """Returns the keys and indices of the error's field or, if absent, of its table."""
+        """Returns the keys and indices of the error's field or, if absent, its table."""
         fields = list(_walk(self.plain))
         name = tuple(steps_of(error.field))
         likely = (field for step in reversed(name[-2:]) for field in fields if field[-1] == step)
