@@ -43,7 +43,7 @@ class Unavailable(Stopped):
 
 
 def exit_with(work: Callable[[], int]) -> None:
-    """Runs `work`, then exits with its return value. Errors exit as in `exit_codes`."""
+    """Runs `work`, then exits with its return value. Handles errors like `exit_codes`."""
     # Garbage collection at shutdown would walk all objects of torch and Ray for .8 s of CPU.
     atexit.register(gc.freeze)
     outlive_output()

@@ -58,7 +58,7 @@ def active_parameters(config: ModelConfig, active: Collection[str] = ()) -> int:
 
 
 def companion_shares(routing: RoutingConfig, modules: Collection[str]) -> dict[str, float]:
-    """Returns each module's probability of being active in a core batch with companions."""
+    """Returns each module's probability of being active if a core batch has companions."""
     num_modules = len(modules)
     if routing.companions == "all":
         return dict.fromkeys(modules, 1.0)
@@ -108,7 +108,7 @@ def _mlp(
     trained: bool,
     hidden_grad: bool = False,
 ) -> int:
-    """Counts an MLP's FLOPs. If `hidden_grad`, its hidden units need a gradient."""
+    """Counts an MLP's FLOPs, with the gradient of its hidden units if `hidden_grad`."""
     # SwiGLU has two up-projections.
     up = (1 + config.is_llama) * _linear(num_tokens, config.d_model, width, input_grad, trained)
     return up + _linear(
@@ -124,7 +124,7 @@ def _lora(
     hidden_grad: bool,
     trained: bool,
 ) -> int:
-    """Counts a LoRA's FLOPs. If `hidden_grad`, the core's hidden units need a gradient."""
+    """Counts a LoRA's FLOPs, with the gradient of the core's hidden units if `hidden_grad`."""
     up = _linear(num_tokens, config.d_model, rank, input_grad, trained)
     up += _linear(num_tokens, rank, config.d_mlp, input_grad or trained, trained)
     up *= 1 + config.is_llama
@@ -144,7 +144,7 @@ def hardware_flops(
 ) -> int:
     """Counts the FLOPs of a forward pass over full sequences, and its backward pass if `backward`.
 
-    With every kernel, attention counts as two matrix products over all T x T positions in the
+    For all kernels, attention counts as two matrix products over all T x T positions in the
     forward pass and four in the backward pass (fused kernels skip the masked half, but recompute
     scores). Embedding look-ups, norms and element-wise operations count as 0.
     """

@@ -73,7 +73,7 @@ class InvalidField(ValueError):
         self.place, self.steps = place, steps
 
     def for_command(self, flags: Collection[str]) -> str:
-        """Returns the error's text. If the field is in `flags`, the text shows its flag."""
+        """Returns the error's text. Without `place`, a field in `flags` is shown as a flag."""
         if self.place or self.field not in flags:
             return str(self)
         flag, value = f"--{self.field.replace('_', '-')}", self.value
@@ -165,7 +165,7 @@ def require_each_once(field: str, values: Collection) -> None:
 
 
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
-    """Returns "one of {of}a, b" for choices a and b, and a suggestion for a misspelt value."""
+    """Returns "one of ", `of` and the choices, with a suggestion for a misspelt value."""
     choices = tuple(choices)
     return f"one of {of}{', '.join(choices)}{suggest(value, choices)}"
 
@@ -282,7 +282,7 @@ def absolute_place(field: str, place: str) -> str:
 
 
 def parse_with(parse: Callable[[Any], Any], text: str | bytes) -> Any:
-    """Returns `parse(text)`. Raises ValueError if it nests deeper than `DEEPEST` levels.
+    """Returns `parse(text)`. Raises ValueError if the result nests deeper than `DEEPEST` levels.
 
     Python's recursion limit prevents comparing, printing or writing deeper values.
     """

@@ -203,7 +203,7 @@ class Law:
         return self.lr_coefficient * num_parameters**self.lr_exponent
 
     def batch(self, num_parameters: float, seq_len: int | None = None) -> float:
-        """Returns the batch in sequences of `seq_len` tokens (default: the law's `seq_len`)."""
+        """Predicts the batch as a number of sequences of `seq_len` tokens (default: the law's)."""
         sequences = self.batch_coefficient * num_parameters**self.batch_exponent
         return sequences * self.seq_len / (seq_len or self.seq_len)
 
@@ -215,7 +215,7 @@ class Law:
         return f"fitted to {self.num_sizes} sizes, at least {FEWEST_SIZES} are needed"
 
     def times_beyond(self, num_parameters: float) -> float:
-        """Returns the factor between a model's size and the fitted range, or 1 within it."""
+        """Returns the factor from a model's size to the fitted range: 1 inside, inf if none."""
         if not self.num_sizes:
             return math.inf
         return max(num_parameters / self.largest, self.smallest / num_parameters, 1.0)

@@ -25,7 +25,7 @@ STEP = re.compile(r"\[([^\]]*)\]|\.?([\w-]+)")
 
 
 def name_of(steps: Steps) -> str:
-    """Joins keys and indices to a field name, such as `sizes[0.6M].peak_lr` or `rows[1].label`."""
+    """Joins keys and indices into a name, such as `sizes[0.6M].peak_lr` or `rows[1].label`."""
     is_name = re.compile(r"[A-Za-z_]\w*").fullmatch
     names = [f".{step}" if is_name(str(step)) else f"[{step}]" for step in steps]
     return "".join(names).removeprefix(".")

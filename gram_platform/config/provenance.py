@@ -64,7 +64,7 @@ class Provenance:
         return Code(self.commit, self.sources)
 
     def after(self, earlier: Sequence[Mapping]) -> tuple[Mapping, ...]:
-        """Appends this submission to `earlier`. Keeps only the first and the newest submissions."""
+        """Appends this submission to `earlier`. Keeps the first and newest, `NUM_KEPT` in all."""
         rows: list[Mapping] = [*earlier, {**asdict(self), "versions": dict(self.versions)}]
         return tuple(rows if len(rows) <= NUM_KEPT else [rows[0], *rows[1 - NUM_KEPT :]])
 

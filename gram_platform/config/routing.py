@@ -133,8 +133,8 @@ class Schedule:
     def _draw_companions(self) -> np.ndarray:
         """Draws each unit's companions, and returns int64 [num_units] in which bit i is module i.
 
-        Companions are active modules other than the unit's own. If a core batch has any, they are
-        one module (the paper), a random subset [ours] or all modules.
+        Companions are active modules other than the unit's own. A core batch has none,
+        one (the paper), a random subset [ours] or all modules.
         """
         routing, num_subsets = self.config.routing, 1 << len(self._modules)
         beside = np.zeros(len(self._units), dtype=np.int64)
@@ -255,7 +255,7 @@ _schedule = lru_cache(maxsize=4)(Schedule)
 def route_counts(
     config: RunConfig, num_steps: int | None = None
 ) -> Mapping[tuple[str, Route], int]:
-    """Counts a run's micro-batches in the first `num_steps` (default: all) by (domain, route)."""
+    """Counts the micro-batches of each (domain, route) in the first `num_steps` (default: all)."""
     num_micro_batches = None if num_steps is None else num_steps * config.micro_batches_per_step
     return _schedule(config).route_counts(num_micro_batches)
 

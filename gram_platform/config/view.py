@@ -100,7 +100,7 @@ def _find_module(source: ModelConfig, run_id: str, domain: str) -> ModuleSpec:
 
 
 class _Identified:
-    """Base class of evaluations. `eval_id` is a hash of kind and fields."""
+    """Base class of evaluations. `eval_id` is a hash of its kind and fields."""
 
     _kind: ClassVar[str]
 
@@ -189,7 +189,7 @@ class Continuations(_Identified):
 
     @property
     def num_sequences(self) -> int:
-        """The number of prompts, for cost estimates.
+        """The number of prompts. Cost estimates count each as one sequence.
 
         A continuation costs at most one sequence's forward pass.
         """

@@ -115,7 +115,7 @@ class Written:
     parts: tuple["Written", ...] = ()
 
     def build(self, kind: Any, start: Any = None) -> Any:
-        """Builds a dataclass from these fields on top of `start`. Errors include place and line."""
+        """Builds a dataclass: `start` with these fields set. Errors include place and line."""
         with self.locate_errors():
             return from_plain(kind, overlaid(start, self.plain))
 
@@ -143,7 +143,7 @@ class Written:
         return error.at(place)
 
     def _find_steps(self, error: InvalidField) -> Steps:
-        """Returns the path (keys and indices) to the error's field or to its nearest table."""
+        """Returns the keys and indices of the error's field or, if absent, its table."""
         fields = list(_walk(self.plain))
         name = tuple(steps_of(error.field))
         likely = (field for step in reversed(name[-2:]) for field in fields if field[-1] == step)

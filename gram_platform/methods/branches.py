@@ -1,7 +1,7 @@
 """FT-Full, FT-LoRA and FT-MLP train a base on core, then finetune a branch for each domain.
 
-The base and all branches together cost as much as the baseline. The base is therefore shortened by
-the batches of all branches, including core batches (rehearsal), even if some branches are not run.
+The base and all branches together cost as much as the baseline, so the base gets fewer steps.
+Rehearsal (a branch's core batches) and branches that are not run count too.
 """
 
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ def plan_mlp(setting: Setting) -> MethodRuns:
 
 
 def _module_branches(setting: Setting, kind: str, width: int) -> MethodRuns:
-    """Plans branches with one module each. LoRAs get the MLPs' budget, so both share a base."""
+    """Plans branches with one module each. FT-LoRA gets FT-MLP's budget and base."""
     size = setting.size
     parameters = size.num_layers * mlp_parameters(size.architecture, size.d_model, size.d_aux)
     budget = branch_budget(setting, setting.options.branch_module, parameters)

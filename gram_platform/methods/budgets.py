@@ -96,8 +96,8 @@ def _budget_unlabelled(
 def slice_unlabelled(setting: Setting, scale: float) -> tuple[Slice, ...]:
     """Returns each domain's slice of unlabelled sequences.
 
-    For all methods, it starts at 1.1 x the expected number of labelled sequences + two windows. The
-    margin allows for rounding and lambda.
+    In all methods, a slice starts at 1.1 x the expected number of labelled sequences + two windows.
+    The margin allows for rounding and lambda.
     """
     share, slices = setting.options.unlabelled_share, []
     for domain, number in setting.num_sequences.items():
@@ -214,7 +214,7 @@ def compute_lambda(setting: Setting, model: ModelConfig) -> float:
 
 
 def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:
-    """Counts a run's compute_units with companions in the first `num_steps` (default: all)."""
+    """Counts compute_units, companions included, in the first `num_steps` (default: all)."""
     tokens, counts = run.micro_batch * run.model.seq_len, route_counts(run, num_steps)
     units = sum(
         compute_units(run.model, n * tokens, dict(route.active)) for (_, route), n in counts.items()

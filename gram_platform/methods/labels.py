@@ -19,9 +19,9 @@ Text = tuple[Slice, ...]
 def divide_text(setting: Setting) -> tuple[Setting, dict[str, Text]]:
     """Returns (setting, {label: text}) for one epoch.
 
-    Each domain's permutation begins with its correctly labelled text. The returned setting's
-    `available` has this part's length. Raises ValueError if the precision needs more
-    mislabelled text than the `adjacent` labels (default: core) have.
+    Each domain's permutation begins with its correctly labelled text, whose length is in the
+    returned setting's `available`. Raises ValueError if the precision needs more mislabelled text
+    than the `adjacent` labels (default: core) have.
     """
     recall, precision = setting.options.recall, setting.options.precision
     own = dict(setting.num_sequences)
@@ -74,7 +74,7 @@ def budget_label(
 
     Takes a share `scale` (lambda, at most 1) of each later slice, and all of `unlabelled`. The
     first slice provides the rest of `num_sequences`, or as much as it has. Raises ValueError if
-    the others leave no rest.
+    there is no rest.
     """
     (own, *slices), share = text, min(1.0, scale)
     others = [replace(s, num_sequences=max(1, round(share * s.num_sequences))) for s in slices]

@@ -45,7 +45,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Calibration(Losses):
-    """Compares each baseline's compute ratio with the known share of the steps that it trains."""
+    """Compares each baseline's compute ratio with the true one: its steps / the reference's."""
 
     name: ClassVar[str] = "calibration"
 
@@ -89,7 +89,8 @@ class TokenIncreases(Losses):
 class Samples(Losses):
     """Samples continuations in each auxiliary domain, with the domain's module on and off.
 
-    If `compared_only`, the domains are core and those of the compared profiles.
+    If `compared_only`, the domains are core and those of the compared profiles. If `texts` is set,
+    its domains are used.
     """
 
     num_prompt_tokens: int
@@ -141,8 +142,8 @@ def _require_domains(texts: Texts, setting: Setting) -> None:
 def choose_continued(names: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:
     """Selects from `domains` those in which a view is sampled. `names` are the view's tags.
 
-    The baseline and `core` are sampled in all, core with one domain in these two, and other views
-    in none.
+    The baseline and `core` are sampled in all, core with one domain in core and this domain, and
+    other views in none.
     """
     if names["profile"] == CORE or (names["method"], names["profile"]) == ("baseline", "all"):
         return domains

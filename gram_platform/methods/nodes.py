@@ -175,7 +175,7 @@ def longest_paths(
     """Returns, for each node, the length of the longest chain that starts with it.
 
     In a chain, each node needs the one before. The ready node with the longest chain should start
-    first. `needs_of` maps each node to the ids that it needs. Ids that are not keys are complete.
+    first. `needs_of` maps each node to the ids that it needs. Complete nodes are not keys.
     """
     after = dict.fromkeys(needs_of, 0.0)
     left = {node_id: after.keys() & set(needed) for node_id, needed in needs_of.items()}
@@ -193,7 +193,7 @@ def method_costs(
 
     Counts only profiles that switch a domain off:
 
-    - `of_profiles`: how many have a view of `methods` or `compared`.
+    - `of_profiles`: how many have a view in `methods` or `compared`.
     - `profiles`: how many of these the method's planned runs serve.
     - `train_shown`: the cost of training only for the example profile `shown`.
 

@@ -390,7 +390,7 @@ class Setting(Setup):
 
     @property
     def subsets(self) -> tuple[Profile, ...]:
-        """If `every_subset`, subsets of the union of all profiles, otherwise ()."""
+        """Subsets of the union of all profiles if `every_subset`, otherwise ()."""
         if not self.every_subset:
             return ()
         retained = {domain for profile in self.profiles for domain in profile}

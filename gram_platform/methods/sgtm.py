@@ -12,12 +12,12 @@ are of one kind:
 - Retain (a share of core): the parts are inactive, and everything else is trained.
 - Default (the rest of core, unlabelled text): everything is active and trained.
 
-The authors have one part for all domains (here with `joint`), which includes one of the dense
+The authors have one part for all domains (here with `joint`). Theirs includes one of the dense
 model's heads. Their schedule differs, and they can train output biases after the removal. Here
 neither decay nor moments change a masked parameter. The unembedding is masked too.
 
-In a view's dense model, a part with `heads` gets query heads of zeros, until it has as many
-as the core has for each key-value head. Attacks train these too.
+In a view's dense model, all key-value heads have equally many query heads. A part with too few
+`heads` gets more (zeros), which attacks train too.
 """
 
 from dataclasses import replace
