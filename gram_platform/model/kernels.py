@@ -85,9 +85,9 @@ class _Gelu(torch.autograd.Function):
 
 
 def _fill_gelu(x: Tensor, out: Tensor, slope: Tensor | None) -> None:
-    """Writes x s to `out` and the derivative s + x u' s (1 - s) to `slope`, unless that is None.
+    """Writes GELU(x) to `out` and its derivative to `slope`, unless `slope` is None.
 
-    Here u = GELU_1 x + GELU_3 x^3 and s = sigmoid(u).
+    With u = GELU_1 x + GELU_3 x^3 and s = sigmoid(u), these are x s and s + x u' s (1 - s).
     """
     u = torch.addcmul(x.new_full((), GELU_1), x, x, value=GELU_3).mul_(x)
     if slope is None:
@@ -246,7 +246,7 @@ def _causal_flash(
 ) -> tuple[Tensor, Tensor]:
     """Returns out_BHTh of causal attention, and the log-sum-exp of each query's scores.
 
-    torch's public function cannot combine a mask with `is_causal`, and so does twice the work.
+    torch's public function takes no mask with `is_causal`, so it cannot skip half the scores.
     """
     group = q_BHTh.shape[1] // k_BKTh.shape[1]
     k_BHTh, v_BHTh = (x.repeat_interleave(group, dim=1) for x in (k_BKTh, v_BKTh))
@@ -319,7 +319,7 @@ class _CausalAttention(torch.autograd.Function):
 
 
 def _with_subtracted(x_BHTh: Tensor, scale: float, subtracted_BHT: Tensor) -> Tensor:
-    """Returns x * scale with two more columns: rounded -subtracted, and what rounding removed."""
+    """Appends to x * scale two columns: -subtracted rounded to x's dtype, and the remainder."""
     *shape, h = x_BHTh.shape
     out = x_BHTh.new_empty(*shape, h + 2)
     torch.mul(x_BHTh, scale, out=out[..., :h])

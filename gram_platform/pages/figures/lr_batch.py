@@ -38,12 +38,12 @@ BEYOND = 4.0
 def surface_figure(
     cells: pd.DataFrame, optima: pd.DataFrame, surfaces: pd.DataFrame, size: str
 ) -> go.Figure:
-    """Draws one size's grid cells and loss minima over contours of the fit to all seeds.
+    """Draws one size's grid cells and loss minima on contours of the loss fitted to all seeds.
 
-    The frames come from `lr_grid`. If cells have a `url`, a click opens it. A star is the minimum
-    of the fit. If the fit has no minimum, a ring marks the best cell. Bars span where the fitted
-    loss is within 0.1% of the minimum. Small diamonds are the minima of single seeds. Crosses are
-    cells with a diverged seed, which the fit leaves out.
+    The frames come from `lr_grid`. If cells have a `url`, a click opens it. A star is the fit's
+    minimum. If there is none, a ring marks the best cell. Bars cover values with a fitted loss
+    within 0.1% of the minimum. Small diamonds are single seeds' minima. Crosses are cells with a
+    diverged seed, which the fit leaves out.
     """
     of_size, minima = cells[cells["size"] == size], optima[optima["size"] == size]
     figure = go.Figure()
@@ -73,10 +73,10 @@ def law_figure(
 ) -> go.Figure:
     """Draws the optimal `quantity` (lr or batch) against the parameter count, with the fitted law.
 
-    Bars span where the predicted loss is within 0.1% of the minimum. Hollow markers are optima at
+    Bars cover values with a predicted loss within 0.1% of the minimum. Hollow markers are optima at
     the edge of their grid. The band is the law's 90% interval over seeds. The dashed line is the
-    paper's law. Lines end at most REACH times beyond a law's fitted sizes. If there is no law, the
-    title says why.
+    paper's law. Laws are not drawn more than REACH times beyond their fitted sizes. Without a law,
+    the title says why.
     """
     line = lines[lines["quantity"] == quantity]
     law = laws[laws["quantity"] == quantity].iloc[0]

@@ -56,8 +56,8 @@ def aggregate_figure(
 ) -> go.Figure:
     """Draws the methods' mean compute ratios of one class at one size, as bars with intervals.
 
-    Means are over profiles. `theirs` has the columns of table.csv, and is drawn as hollow diamonds.
-    The figures of all four classes share one scale.
+    Means are over profiles. Hollow diamonds are `theirs`, the authors' means, with table.csv's
+    columns. All four classes' figures share one scale.
     """
     means = table[
         (table["profile"] == MEAN) & (table["size"] == size) & ~table["method"].isin(HIDDEN)
@@ -105,8 +105,8 @@ def scaling_figure(
     """Draws the compute ratio of one class at one profile against the number of parameters.
 
     `parameters` maps sizes to parameter counts. `published` has the columns of `table`. Its
-    methods are drawn as thin lines with hollow markers, except those that `table` lacks. A method
-    without ratios of this profile and class has no line.
+    methods are thin lines with hollow markers, drawn only if `table` has them too. A method without
+    ratios of this profile and class has no line.
     """
     if published is None:
         published = table.iloc[:0]
@@ -321,9 +321,9 @@ def variant_figure(
 ) -> go.Figure:
     """Draws the compute ratio of one class against the column `variant`, at a size and profile.
 
-    Hollow diamonds are the paper's printed values for `study`, at the paper's model size. A
-    baseline whose core and retain are both 1 is its own reference, and is left out. If at least two
-    variants are numbers, all others are left out.
+    Hollow diamonds are the paper's printed values for `study`, at the paper's model size. Leaves
+    out reference baselines, whose core and retain are both 1. If at least two variants are numbers,
+    shows only those.
     """
     variants = list(dict.fromkeys(table[VARIANT]))
     numbers = [variant for variant in variants if is_numeric([variant])]

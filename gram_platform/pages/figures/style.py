@@ -190,7 +190,7 @@ def _tick(value: float) -> str:
 
 
 def with_table(figure: go.Figure, rows: pd.DataFrame, fractions: str | None = "%.6f") -> go.Figure:
-    """Attaches the plotted data to a figure. The page links them as CSV below the figure."""
+    """Attaches the plotted data, which the page links as CSV below the figure."""
     return figure.update_layout(meta={"csv": quote(table_csv(rows, fractions))})
 
 
@@ -212,7 +212,7 @@ def _short(count: float) -> str:
 def add_band(
     figure: go.Figure, x, low, high, style: Style, opacity: float = 0.18, group: str = ""
 ) -> None:
-    """Fills the area between `low` and `high`. The legend hides area and line together."""
+    """Fills the area between `low` and `high`. Area and line share a legend entry."""
     figure.add_scatter(
         x=[*x, *x[::-1]],
         y=[*high, *low[::-1]],
@@ -251,7 +251,7 @@ def add_line(
 
 
 def add_points(figure: go.Figure, places: Iterable, points: Iterable[tuple], colour: str) -> None:
-    """Draws single seeds' values where only two exist, too few for an interval."""
+    """Draws both values at places with only two seeds, too few for an interval."""
     pairs = [(at, value) for at, pair in zip(places, points, strict=True) for value in pair]
     if pairs:
         marker = {"symbol": "circle-open", "size": 5, "color": colour}

@@ -85,7 +85,7 @@ def _describe_place(study: Results, main: pd.DataFrame) -> str:
 
 
 def _claims_here(study: Results, main: pd.DataFrame) -> Iterator[tuple[Claim, Mapping]]:
-    """Yields (claim, verdict row) for claims about ratios of `main`'s methods, size and variant."""
+    """Yields (claim, verdict row) for claims about ratios in the headline rows `main`."""
     first, methods = main.iloc[0], set(main["method"])
     separations = (separation(method, first["size"]) for method in methods)
     claims = {claim.text: claim for claim in CLAIMS.get(study.record.compare_with, separations)}
@@ -188,12 +188,12 @@ def warning_sections(study: Results) -> list[Section]:
 
 
 def terminal_warning(study: Results) -> str:
-    """Returns warnings for a terminal about poor fits and the unit's error, or ""."""
+    """Returns terminal warnings about poor fits and the compute ratio's own error, or ""."""
     return " ".join(filter(None, (_poor_fits(study), unit_warning(study.record))))
 
 
 def limits_section(study: Results, main: pd.DataFrame) -> Section:
-    """Tabulates the errors in `main` due to seeds, unit (compute ratio) and fits."""
+    """Tabulates errors due to seeds (the largest in `main`), unit (compute ratio) and fits."""
     record = study.record
     halves = pd.Series([half for n in CLASSES for half in main[f"{n}_high"] - main[n]], dtype=float)
     unit = [_describe(size, errors) for size, errors in _unit_by_size(record).items()]

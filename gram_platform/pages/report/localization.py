@@ -288,10 +288,11 @@ def _load_control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[M
 def _shade_texts(
     store: Store, eval_id: str, measured: Sequence[MeasuredTokens], baseline: MeasuredTokens
 ) -> tuple[ShadedText, ...]:
-    """Shades the config's texts, or by default the start of each domain's validation data.
+    """Shades tokens of the evaluation's texts by their loss increase.
 
-    Each method has two rows per text, for the profiles core and core+domain. The colour scale
-    comes from the loss increases of `filtering` under core.
+    If its config has no texts, shades the start of each domain's validation data. Each method has
+    two rows per text, for profiles core and core+domain. The colour scale comes from the loss
+    increases of `filtering` under core.
     """
     config = store.evaluation(eval_id).config()
     corpus = open_corpus(store, config["data_id"])

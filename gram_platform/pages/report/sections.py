@@ -186,9 +186,9 @@ def trend_sections(study: Results) -> list[Section]:
 
 
 def paper_sections(study: Results) -> list[Section]:
-    """Tabulates our rows next to the paper's printed rows and its authors' published rows.
+    """Compares our results with the paper's printed rows and its authors' published rows.
 
-    Beside the printed rows are our means over profiles, or our main profile if there are variants.
+    Beside printed rows, ours are means over profiles, or the main profile if there are variants.
     """
     table, paper, varies, tables = study.table, study.record.compare_with, study.record.varies, {}
     if paper in PAPER_SCALES and (varies or _find_mean_sizes(table)):

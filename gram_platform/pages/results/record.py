@@ -34,7 +34,7 @@ TO_DATABASE = "../../mlflow.html"
 
 
 class Entry(TypedDict):
-    """A node of a study, with its tags for one method. The tag `method` names the method."""
+    """A node of a study, with its tags for one method, including `method`."""
 
     id: str
     kind: str
@@ -165,7 +165,7 @@ def readable_record(store: Store, name: str) -> StudyRecord | None:
 
 
 def record_from_plain(plain: Mapping, place: str = STUDY_FILE) -> StudyRecord:
-    """Decodes study.json. Raises InvalidField with the wrong field and the file `place`."""
+    """Decodes study.json. Raises InvalidField that names the wrong field and `place`."""
     try:
         record = from_plain(StudyRecord, plain)
         for entry in record.entries:
@@ -274,7 +274,7 @@ def with_links(
 
 
 def mlflow_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> dict[str, str]:
-    """Returns {node id: MLflow address}. If there is no server, links point to the page `pages`."""
+    """Returns {node id: MLflow address}. Without a server, addresses start with `pages`."""
     runs = {} if tracker is None else tracker.runs()
     return {node_id: tracker.run_url(run.info.run_id, pages) for (_, node_id), run in runs.items()}
 

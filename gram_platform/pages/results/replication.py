@@ -204,11 +204,11 @@ class BaselineRules:
     def _curves(
         self, study: str, size: str, variant: str, losses: pd.DataFrame
     ) -> tuple[str, pd.DataFrame]:
-        """Returns (study with the curves, curves or an empty frame) of a baseline.
+        """Finds a baseline's curves. Returns (study that has them, curves).
 
-        Uses the first that exist: the variant's curves; those without a variant, if the baseline is
-        the unit or the only one; the only curves, if the baseline is the only one; those of another
-        baseline with equal losses.
+        Tries the variant's curves first. If the baseline is the unit or the only one, tries curves
+        without a variant. If it is the only one, tries the study's only curves. Last, tries other
+        baselines with equal losses. Otherwise, returns an empty frame.
         """
         is_only = len(self._variants(self.losses, study, size)) == 1
         options = self._variants(self.curves, study, size)

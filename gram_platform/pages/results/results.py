@@ -133,9 +133,9 @@ def judge_study(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
     """Judges the paper's claims about a study, and adds verdicts on the published numbers.
 
     Uses the record's profile even if the table lacks it, because the profile must be chosen before
-    there are data. If the paper makes no claims about the study, judges whether retain is above
-    forget, averaged over profiles, unless the study has variants. Verdicts on numbers measured
-    elsewhere use only intervals over seeds, because the unit's error is unknown.
+    there are data. If the paper makes no claims about a study without variants, judges whether mean
+    retain is above mean forget. Verdicts on numbers measured elsewhere use only intervals over
+    seeds, because the unit's error is unknown.
     """
     errors = errors_by_class(record.unit_errors) if record.preset else None
     if (study := record.compare_with) in CLAIMS:
