@@ -1,4 +1,4 @@
-"""Pretrains language models whose dual-use capabilities can be switched off, among alternatives.
+"""Pretrains language models whose dual-use capabilities can be switched off.
 
 Notebooks import these functions from here. Each loads its module on first use, so importing the
 package is fast.

@@ -30,9 +30,9 @@ LOOK_AT_PARTS_EVERY_S = 1.0
 
 
 def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
-    """Returns workers that pack on Ray after connecting to it with `connect`.
+    """Returns workers that execute packing tasks on Ray. They call `connect` first.
 
-    A single task is packed in this process, without Ray. With `anywhere`, tasks run on any machines
+    A single task is executed in this process, without Ray. With `anywhere`, tasks run on any machines
     of the cluster, which must see the same files. Otherwise, they run on this machine. A task whose
     process dies is retried. Raises ClusterLost if Ray dies.
     """

@@ -316,7 +316,7 @@ def is_module(name: str) -> bool:
 
 
 def is_trained(config: ModelConfig, name: str, trained: Collection[str]) -> bool:
-    """Returns True if training the sets `trained` also trains the parameter `name`."""
+    """Returns True if a step that trains the parameter sets in `trained` updates `name`."""
     of_set = parameter_set(name)
     if of_set == SHARED and EMBEDDINGS in trained:
         return name.startswith("wte") or "ln_" in name

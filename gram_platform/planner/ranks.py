@@ -233,7 +233,7 @@ class StudyWork:
         return self.machine.memory_bytes * (self.share if num_ranks == 1 else 1.0)
 
     def _possible(self, size: str, num_slots: int) -> list[int]:
-        """Lists the numbers of ranks, ascending, on which a size fits at an acceptable cost."""
+        """Lists the rank counts, in ascending order, on which a size fits at an acceptable cost."""
         runs = [run for group, run in self._largest.items() if group.size == size]
         widest = max(runs, key=lambda run: run.micro_batch)
         numbers = [n for n in _divisors(widest) if all(self._fits(run, n) for run in runs)]

@@ -197,7 +197,7 @@ def has_ended(lease: dict | None) -> bool:
 
 
 def _boot_time() -> float:
-    """Returns monotonic time in seconds, including the machine's sleep if possible."""
+    """Returns monotonic time in seconds, including the time that the machine slept if possible."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
