@@ -32,8 +32,8 @@ LOOK_AT_PARTS_EVERY_S = 1.0
 def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
     """Returns workers that execute packing tasks on Ray. They call `connect` first.
 
-    A single task is executed in this process, without Ray. With `anywhere`, tasks run on any machines
-    of the cluster, which must see the same files. Otherwise, they run on this machine. A task whose
+    A single task runs in this process, without Ray. With `anywhere`, tasks run on any machines of
+    the cluster, which must see the same files. Otherwise, they run on this machine. A task whose
     process dies is retried. Raises ClusterLost if Ray dies.
     """
     return partial(_spread, connect, anywhere)
