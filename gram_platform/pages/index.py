@@ -50,7 +50,6 @@ from gram_platform.store.folders import open_folder
 from gram_platform.store.root import HISTORY
 
 SITE, INDEX_FILE = "site", "index.html"
-# The files that a card links to, by the link's text.
 LINKED_FILES = {"report": REPORT_FILE, "table.csv": "table.csv", "claims.csv": CLAIMS_FILE}
 PICTURE_FILE = "card.svg"
 # A row for each figure of the paper, from `Study.paper` and dry runs.
@@ -85,7 +84,7 @@ class Shown:
 
     @property
     def submission_time(self) -> str:
-        """Start of the last submission that executed nodes, in ISO 8601, or "" if none did."""
+        """The start of the last submission that executed nodes, in ISO 8601, or "" without one."""
         return str(self.submissions[-1].get("started", "")) if self.submissions else ""
 
     @property
@@ -116,7 +115,7 @@ def index_page(store: Store) -> Page:
 
 
 def figures_of_paper(reports: Collection[str]) -> Section:
-    """Lists the paper's figures, each with its command and a link if its page is in `reports`."""
+    """Lists the paper's figures, each with its command, and links to our pages in `reports`."""
     table = pd.read_json(Path(__file__).with_name(PAPER_FILE))
     links = "../studies/" + table["our page"] + f"/{REPORT_FILE}"
     table["our page_url"] = links.where(links.isin(reports))
@@ -171,9 +170,9 @@ class Label(NamedTuple):
 
 
 def describe_ratios(study: Results) -> tuple[str, str]:
-    """Returns (the report's answers, SVG picture of all methods), or ("", "") without ratios.
+    """Returns (the report's answers, SVG picture of all methods' compute ratios).
 
-    Both show the size, variant and profile of the report's main numbers.
+    Both are about the size, variant and profile of `headline_rows`. Both are "" without ratios.
     """
     main = headline_rows(study)
     if main.empty:
@@ -211,10 +210,11 @@ def draw_ratios(rows: pd.DataFrame) -> str:
 
 
 def draw_trials(trials: pd.DataFrame, columns: TrialColumns) -> str:
-    """Draws the complete trials of a `trials.csv`, with one shape and colour per group.
+    """Draws the complete trials of a `trials.csv` as an SVG picture.
 
-    The axes are the first two objectives. If there is only one, the first parameter is the
-    horizontal axis. Returns "" if an axis has no numbers.
+    Shapes and colours show the last column of `columns.groups`. The axes are the first two
+    objectives. If there is only one objective, the first parameter is the horizontal axis. Returns
+    "" if an axis has no numbers.
     """
     varied, objectives = columns.parameters, columns.objectives
     names = objectives[:2] if len(objectives) > 1 else (*varied[:1], *objectives)

@@ -1,4 +1,4 @@
-"""Draws losses over a grid of learning rates and batch sizes, and scaling laws of the optima."""
+"""Draws losses over grids of learning rate and batch size, and scaling laws of optimal values."""
 
 import math
 
@@ -40,10 +40,11 @@ def surface_figure(
 ) -> go.Figure:
     """Draws one size's grid cells and loss minima on contours of the loss fitted to all seeds.
 
-    The frames come from `lr_grid`. If cells have a `url`, a click opens it. A star is the fit's
-    minimum. If there is none, a ring marks the best cell. Bars cover values with a fitted loss
-    within 0.1% of the minimum. Small diamonds are single seeds' minima. Crosses are cells with a
-    diverged seed, which the fit leaves out.
+    The frames come from `lr_grid`. If cells have a `url`, a click opens it.
+    - Star: the fit's minimum. Its bars span all points whose fitted loss is within 0.1% of it.
+    - Ring: the best cell, if the fit has no minimum.
+    - Small diamonds: the minima of single seeds' fits.
+    - Crosses: cells with a diverged seed, which the fits leave out.
     """
     of_size, minima = cells[cells["size"] == size], optima[optima["size"] == size]
     figure = go.Figure()
@@ -73,10 +74,10 @@ def law_figure(
 ) -> go.Figure:
     """Draws the optimal `quantity` (lr or batch) against the parameter count, with the fitted law.
 
-    Bars cover values with a predicted loss within 0.1% of the minimum. Hollow markers are optima at
-    the edge of their grid. The band is the law's 90% interval over seeds. The dashed line is the
-    paper's law. Laws are not drawn more than REACH times beyond their fitted sizes. Without a law,
-    the title says why.
+    Bars span all points whose fitted loss is within 0.1% of the minimum. Hollow markers are optima
+    at the edge of their grid. The band is the law's 90% interval over seeds. The dashed line is the
+    paper's law. Laws are drawn up to REACH times beyond the sizes to which they were fitted. If
+    there is no law, the title says why.
     """
     line = lines[lines["quantity"] == quantity]
     law = laws[laws["quantity"] == quantity].iloc[0]

@@ -103,14 +103,13 @@ def _study_of(
 
 
 def runs_text(runs: str) -> list[str]:
-    """Returns [hover line with the first MAX_RUNS run ids], or [] if there are no runs."""
+    """Returns one hover line in a list, with at most MAX_RUNS of `runs`, or [] without runs."""
     ids = str(runs).split()
     more = f" and {len(ids) - MAX_RUNS} more" if len(ids) > MAX_RUNS else ""
     return [f"runs {' '.join(ids[:MAX_RUNS])}{more}"] if ids else []
 
 
 def _add_facts(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str) -> None:
-    """Marks the best trial, draws diverged and failed ones at the top, and sets hover texts."""
     done = select_finished(trials, objective)
     if len(done):
         is_best = done.index == done[objective].idxmin()

@@ -56,8 +56,8 @@ def aggregate_figure(
 ) -> go.Figure:
     """Draws the methods' mean compute ratios of one class at one size, as bars with intervals.
 
-    Means are over profiles. Hollow diamonds are `theirs`, the authors' means, with table.csv's
-    columns. All four classes' figures share one scale.
+    Means are over profiles. Hollow diamonds are the authors' means, from the frame `theirs` with
+    table.csv's columns. The figures of all four classes have the same vertical axis.
     """
     means = table[
         (table["profile"] == MEAN) & (table["size"] == size) & ~table["method"].isin(HIDDEN)
@@ -104,9 +104,9 @@ def scaling_figure(
 ) -> go.Figure:
     """Draws the compute ratio of one class at one profile against the number of parameters.
 
-    `parameters` maps sizes to parameter counts. `published` has the columns of `table`. Its
-    methods are thin lines with hollow markers, drawn only if `table` has them too. A method without
-    ratios of this profile and class has no line.
+    `parameters` maps sizes to parameter counts. The authors' results in `published`, with the same
+    columns as `table`, are thin lines with hollow markers, drawn only for methods in `table`. A
+    method without ratios of this profile and class has no line.
     """
     if published is None:
         published = table.iloc[:0]
@@ -129,13 +129,13 @@ def scaling_figure(
 
 
 def class_table(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Selects the columns for the CSV of a figure that draws one class."""
+    """Selects the columns for the CSV of a figure that draws the compute ratio of one class."""
     first = ("source", "method", "size", "parameters", "profile", VARIANT)
     return rows.filter([*first, *(value + end for end in ENDS), "num_seeds", "runs"])
 
 
 def class_means(*frames: pd.DataFrame) -> np.ndarray:
-    """Returns the means of all classes, from which their figures get a common scale."""
+    """Returns the mean compute ratios of all classes [N], to give their figures the same axis."""
     return pd.concat(frames)[list(CLASS_TITLES)].to_numpy(float).ravel()
 
 
@@ -151,7 +151,6 @@ def _add_published(figure: go.Figure, line: pd.DataFrame, value: str, style: Sty
         x=line["parameters"],
         y=line[value],
         name=f"{style.label}, published",
-        # After ours.
         legendrank=1001,
         mode="lines+markers",
         line={"color": style.colour, "dash": "dot", "width": 1.2},
@@ -165,7 +164,7 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
     """Draws the compute ratio of each profile and domain as a bar, hatched for forgotten domains.
 
     An outline around a hatched bar is the ratio after an attack on the domain. `domains` is the
-    result of `domain_table`. All methods of one size have the same axes, so profiles that a method
+    result of `domain_table`. Figures of one size have the same axes, so profiles that this method
     lacks appear without bars.
     """
     of_size = domains[(domains["size"] == size) & ~domains["method"].isin(HIDDEN)]
@@ -322,8 +321,8 @@ def variant_figure(
     """Draws the compute ratio of one class against the column `variant`, at a size and profile.
 
     Hollow diamonds are the paper's printed values for `study`, at the paper's model size. Leaves
-    out reference baselines, whose core and retain are both 1. If at least two variants are numbers,
-    shows only those.
+    out reference baselines, whose core and retain are 1 by definition. If at least two variants are
+    numbers, leaves out the other variants.
     """
     variants = list(dict.fromkeys(table[VARIANT]))
     numbers = [variant for variant in variants if is_numeric([variant])]
@@ -358,7 +357,7 @@ def variant_figure(
 def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size: str) -> go.Figure:
     """Draws a method's compute ratio on every domain against the variants.
 
-    Each domain is shown under the profile core+domain if it has results, otherwise under core.
+    A domain's ratio is from the profile core+domain, or from core if that profile has no results.
     `domains` is the result of `domain_table` with a column `variant`.
     """
     rows = domains[(domains["method"] == method) & (domains["size"] == size)]

@@ -26,9 +26,7 @@ IN_PAPER = "the paper, at its scale"
 # Heights of a figure, a row of its legend and a further line of its title, in pixels.
 HEIGHT, LEGEND_ROW, TITLE_ROW = 360, 20, 18
 TITLE_LETTERS = 64
-# The end of a compute ratio axis if no mean is higher.
 RATIO_END = 1.2
-# Arrows of an interval that extends beyond the lower or upper end of an axis.
 ARROWS = {"x": ("left", "right"), "y": ("down", "up")}
 # Ticks of a decade, from far apart to close.
 TICK_STEPS = (
@@ -182,7 +180,6 @@ def log_axis(update: Callable, ticks: Sequence[float], texts: Sequence[str] = ()
 
 
 def _tick(value: float) -> str:
-    """Formats three significant digits without an exponent: 0.00005, 0.25, 2,000."""
     rounded = float(f"{value:.3g}")
     return (
         f"{rounded:,.0f}" if rounded.is_integer() else np.format_float_positional(rounded, trim="-")
@@ -229,7 +226,7 @@ def add_band(
 def add_line(
     figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, hover: dict | None = None
 ) -> None:
-    """Draws column `y` as a line. Several intervals form a band, a single one an error bar."""
+    """Draws column `y` as a line, and its intervals as a band (an error bar if only one exists)."""
     low, high = rows[f"{y}_low"], rows[f"{y}_high"]
     is_sure = low.notna() & high.notna()
     has_band = is_sure.sum() > 1
@@ -251,7 +248,7 @@ def add_line(
 
 
 def add_points(figure: go.Figure, places: Iterable, points: Iterable[tuple], colour: str) -> None:
-    """Draws both values at places with only two seeds, too few for an interval."""
+    """Draws both seeds' values at places with two seeds, which are too few for an interval."""
     pairs = [(at, value) for at, pair in zip(places, points, strict=True) for value in pair]
     if pairs:
         marker = {"symbol": "circle-open", "size": 5, "color": colour}
@@ -297,9 +294,9 @@ def ratio_end(means: Iterable[float]) -> float:
 
 
 def ratio_axis(figure: go.Figure, means: Iterable[float]) -> None:
-    """Starts the vertical axis of compute ratios at 0, and clips intervals at both ends.
+    """Sets the vertical axis from 0 to `ratio_end`, and clips intervals at both ends.
 
-    `means` are the means of all figures that share this axis.
+    `means` are the mean compute ratios in all figures that share this axis.
     """
     span = 0.0, ratio_end(means)
     figure.update_yaxes(range=span)
@@ -307,7 +304,7 @@ def ratio_axis(figure: go.Figure, means: Iterable[float]) -> None:
 
 
 def cut_intervals(figure: go.Figure, axis: str, span: Sequence[float]) -> None:
-    """Clips intervals to the axis. Arrows at the edge show the true end of an interval on hover."""
+    """Clips intervals to the range `span`. Arrows mark clipped ends, with true ends on hover."""
     other = "yx"["xy".index(axis)]
     for trace in figure.data:
         error, middle = trace[f"error_{axis}"], np.array(trace[axis], float)
@@ -358,16 +355,16 @@ def log_ticks(low: float, high: float, steps: Sequence[float] = ()) -> list[floa
 
 
 def hover_runs(rows: pd.DataFrame) -> np.ndarray:
-    """Returns hover texts with each row's run ids, or "" if there is no column `runs`."""
+    """Returns the hover text of each row: its run ids, or "" if `rows` lacks the column `runs`."""
     runs = rows.get("runs", pd.Series("", rows.index))
     return runs.fillna("").str.replace(", ", "<br>").to_numpy(object)
 
 
 def ratio_hover(rows: pd.DataFrame, prefix: str, head: str, named: Sequence = ()) -> dict:
-    """Returns the hover text of a trace: `head`, then value, interval, number of seeds and runs.
+    """Returns a trace's hover text: `head`, then value, interval, number of seeds and run ids.
 
     The intervals are in the columns `<prefix>low` and `<prefix>high`. `named` becomes the first
-    column of `customdata`, where `head` can refer to it.
+    column of `customdata`, to which the template `head` can refer.
     """
     first = [named] if len(named) else []
     low, high, seeds, runs = (f"%{{customdata[{len(first) + i}]" for i in range(4))

@@ -39,8 +39,8 @@ def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: 
     """Draws the compute ratio of one class against a knob. `table` is `SweepAnalysis.table`.
 
     If the paper's figure has separate lines for core with one module and core without modules, so
-    does ours. The paper's curves are dashed with hollow markers. All panels of a knob share one
-    scale.
+    does this figure. The paper's curves are dashed with hollow markers. All figures of a knob have
+    the same vertical axis.
     """
     is_shown = (table["knob"] == knob) & (table["method"] == method) & (table["size"] == size)
     rows, names = table[is_shown].sort_values("value", kind="stable"), _lines(knob, value)
@@ -63,7 +63,7 @@ def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: 
 
 
 def sweep_figures(table: pd.DataFrame) -> dict[str, go.Figure]:
-    """Returns {name: figure} of non-empty panels. Names look like `p_cr-gram-0.4M-core`."""
+    """Returns all non-empty figures by name. Names look like `p_cr-gram-0.4M-core`."""
     sweeps = dict.fromkeys(zip(table["knob"], table["method"], table["size"], strict=True))
     figures = {
         f"{knob}-{method}-{size}-{value}": sweep_figure(table, knob, method, size, value)

@@ -1,4 +1,4 @@
-"""Answers a study's question in sentences, and reports errors and missing values."""
+"""Answers a study's question in sentences, and reports errors of the numbers and missing values."""
 
 import math
 import re
@@ -47,9 +47,10 @@ FIRST = ("gram", "filtering")
 
 
 def answer_study(study: Results) -> list[str]:
-    """Returns sentences: methods, size and profile, then an answer for each class with claims.
+    """Returns texts: methods, size and profile, then an answer for each class with claims.
 
-    If the paper makes no claims about these numbers, the second sentence lists the compute ratios.
+    If the paper makes no claims about these numbers, the second text lists the first method's
+    compute ratios.
     """
     main = headline_rows(study)
     if main.empty:
@@ -85,7 +86,7 @@ def _describe_place(study: Results, main: pd.DataFrame) -> str:
 
 
 def _claims_here(study: Results, main: pd.DataFrame) -> Iterator[tuple[Claim, Mapping]]:
-    """Yields (claim, verdict row) for claims about ratios in the headline rows `main`."""
+    """Yields (claim, row with its verdict) for claims about ratios in the headline rows `main`."""
     first, methods = main.iloc[0], set(main["method"])
     separations = (separation(method, first["size"]) for method in methods)
     claims = {claim.text: claim for claim in CLAIMS.get(study.record.compare_with, separations)}
@@ -127,7 +128,7 @@ def ratio_text(study: Results, row: Mapping[str, Any], name: str) -> str:
 def error_text(interval: Interval, unit: float) -> str:
     """Formats "0.93 ± 0.05" for an interval, "0.93" for a mean without one, or "" for NaN.
 
-    The error adds the half-width and `unit` (the compute ratio's own error) in quadrature.
+    The number after ± combines the half-width and `unit`, the error of the unit, in quadrature.
     """
     if math.isnan(interval.mean):
         return ""
@@ -140,8 +141,8 @@ def error_text(interval: Interval, unit: float) -> str:
 def headline_rows(study: Results) -> pd.DataFrame:
     """Selects the rows of the two main methods at the main profile, for one size and variant.
 
-    Prefers a size and variant where both methods have ratios, then the most intervals, then the
-    largest size, then the last variant.
+    Chooses size and variant by these preferences, in this order: both methods have ratios, both
+    have intervals, the size is the largest, the variant is the last.
     """
     table = study.table if VARIANT in study.table else study.table.assign(**{VARIANT: ""})
     methods = [method for method in dict.fromkeys(table["method"]) if method not in HIDDEN]
@@ -169,7 +170,10 @@ OF_TEXT = re.compile(r" --(?:corpus|core-label|storage)[ =](?:'[^']*'|\S+)")
 
 
 def warning_sections(study: Results) -> list[Section]:
-    """Returns [section that counts missing results and values], or [] if none is missing."""
+    """Returns a list with one section that counts missing results and values.
+
+    If none is missing, returns [].
+    """
     runs, num_missing = study.runs, len(study.analysis.missing)
     counts = Counter(runs.get("status", ()))
     counts[NOT_BEGUN] = len(study.record.ids - set(runs.get("id", ())))
@@ -188,12 +192,15 @@ def warning_sections(study: Results) -> list[Section]:
 
 
 def terminal_warning(study: Results) -> str:
-    """Returns terminal warnings about poor fits and the compute ratio's own error, or ""."""
+    """Returns the warnings for a terminal, on poor fits and the error of the unit, or ""."""
     return " ".join(filter(None, (_poor_fits(study), unit_warning(study.record))))
 
 
 def limits_section(study: Results, main: pd.DataFrame) -> Section:
-    """Tabulates errors due to seeds (the largest in `main`), unit (compute ratio) and fits."""
+    """Tabulates the errors of the numbers: of seeds, of the unit and of the fitted curves.
+
+    The error of seeds is the largest half-width of an interval in `main`.
+    """
     record = study.record
     halves = pd.Series([half for n in CLASSES for half in main[f"{n}_high"] - main[n]], dtype=float)
     unit = [_describe(size, errors) for size, errors in _unit_by_size(record).items()]
@@ -228,7 +235,7 @@ def unit_error(record: StudyRecord, size: str, name: str) -> UnitError:
 
 
 def unit_warning(record: StudyRecord) -> str:
-    """States the error of the unit (the compute ratio), or how to measure this error.
+    """States the error of the unit (the compute ratio), and how to measure it where it is unknown.
 
     Returns "" for numbers measured elsewhere and for UNJUDGED_PRESET.
     """
@@ -246,7 +253,6 @@ def unit_warning(record: StudyRecord) -> str:
     if unknown:
         parts.append(f"The unit's error is not known for this text at {', '.join(unknown)}.")
     for size in unknown:
-        # Every preset that can calibrate the size. The study's preset is preferred.
         owners = [name for name, declared in CALIBRATED_SIZES.items() if size in declared]
         for preset in owners and [record.preset if record.preset in owners else owners[0]]:
             commands[preset].append(size)

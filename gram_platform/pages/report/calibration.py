@@ -54,7 +54,7 @@ STYLES = {
 def read_calibration(
     record: StudyRecord, store: Store, frames: Frames | None = None
 ) -> Results | None:
-    """Adds calibration errors to what `read_results` returns. Returns None if there are none."""
+    """Adds calibration errors to what `read_results` returns. Returns None if either is missing."""
     results = read_results(record, store, frames)
     if results is None:
         return None
@@ -113,10 +113,10 @@ def calibration_page(record: StudyRecord, results: Results, tracker: Tracker | N
 
 
 def calibration_figure(errors: pd.DataFrame, size: str) -> go.Figure:
-    """Draws compute ratio errors at one size against the true ratio.
+    """Draws errors of baselines' compute ratios at one size against the true share of the steps.
 
-    Values are means over seeds with 90% t-intervals. `errors` has ERROR_COLUMNS. Each key of
-    `STYLES` with errors is a line.
+    Values are means over seeds with 90% t-intervals. `errors` has ERROR_COLUMNS. Each key of STYLES
+    (kind of error, domain) that occurs in `errors` is a line.
     """
     of_size, figure, lines = by_class(errors[errors["size"] == size]), go.Figure(), []
     for (error_of, domain), style in STYLES.items():

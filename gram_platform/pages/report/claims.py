@@ -65,9 +65,10 @@ def claim_sections(study: Results) -> list[Section]:
 
 
 def verdict_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[Section]:
-    """Shows verdicts, then differences. Returns [] if there are no claims.
+    """Makes one section of verdicts and one of the differences behind them.
 
-    A collapsed block above the verdicts shows `note` and how claims are judged.
+    A collapsed block above the verdicts shows `note` and how claims are judged. For
+    UNJUDGED_PRESET, a single section says why there are no verdicts. Returns [] without claims.
     """
     if claims.empty:
         return []
@@ -127,7 +128,7 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
 
 
 def select_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
-    """Selects the columns of `order` that exist. Drops empty columns in OPTIONAL_COLUMNS."""
+    """Selects the existing columns of `order`, but no empty ones that are in OPTIONAL_COLUMNS."""
     columns = claims.filter(list(order))
     is_empty = (columns.isna() | (columns == "")).all() & columns.columns.isin(OPTIONAL_COLUMNS)
     return columns.loc[:, ~is_empty]
@@ -149,11 +150,11 @@ LINE_HEIGHT, FRAME_HEIGHT = 18, 150
 
 
 def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
-    """Draws each claim's differences below its text, in figures of about MOST_LINES lines.
+    """Draws the differences of compute ratios that each claim is about, below the claim's text.
 
-    `claims` has the columns of `claims_frame` and optionally `profile`, `size` and `variant`. All
-    figures share one horizontal axis. The range where a claim holds is shaded. Thin lines are
-    intervals that include the unit's error.
+    A figure has about MOST_LINES lines. `claims` has the columns of `claims_frame` and optionally
+    `profile`, `size` and `variant`. All figures have the same horizontal axis. The range where a
+    claim holds is shaded. Thin lines are intervals that include the error of the unit.
     """
     rows = claims.assign(**{name: "" for name in (PROFILE, VARIANT, "size") if name not in claims})
     numbers = rows[["difference", "low", "high", UNIT_ERROR]].values
@@ -210,7 +211,6 @@ def _draw_claims(groups: Sequence[pd.DataFrame], span: Sequence[float], about: s
         placed.append(rows.assign(line=lines))
         line += _count_lines(rows)
     shown = pd.concat(placed)
-    # Where the claim of each row holds.
     left, right = np.clip([(w.left, w.right) for w in shown[WITHIN]], *span).T
     figure.add_bar(
         x=right - left,

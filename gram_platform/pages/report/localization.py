@@ -170,8 +170,9 @@ def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
 def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
     """Draws each method's cumulative share of the loss increase against the share of tokens.
 
-    Tokens of forgotten domains are sorted by increase, largest first. Decreases are ignored. The
-    dotted line is the control. The thin line is an even spread.
+    Tokens of forgotten domains are sorted by increase, largest first. Decreases count as 0. The
+    dotted line is the control, another seed's baseline. The thin line is an even spread over all
+    tokens.
     """
     rows = curves[(curves["size"] == size) & curves["class"].isin([FORGET, CONTROL])]
     figure = go.Figure()
@@ -199,10 +200,10 @@ def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
 
 
 def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
-    """Draws the mean of `value` over profiles and domains as a bar for each method and class.
+    """Draws a mean over profiles and domains as a bar for each method and class.
 
-    `value` is a key of TITLES. Bars of retained domains are hatched. The dotted line is the
-    control.
+    `value`, a key of TITLES, is the averaged quantity. Bars of retained domains are hatched. The
+    dotted line is the control, another seed's baseline.
     """
     means = table[(table["profile"] == MEAN) & (table["size"] == size) & table[value].notna()]
     figure = go.Figure()
@@ -288,11 +289,11 @@ def _load_control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[M
 def _shade_texts(
     store: Store, eval_id: str, measured: Sequence[MeasuredTokens], baseline: MeasuredTokens
 ) -> tuple[ShadedText, ...]:
-    """Shades tokens of the evaluation's texts by their loss increase.
+    """Returns texts whose tokens can be shaded by their loss increase over `baseline`.
 
-    If its config has no texts, shades the start of each domain's validation data. Each method has
-    two rows per text, for profiles core and core+domain. The colour scale comes from the loss
-    increases of `filtering` under core.
+    The texts are those of the evaluation's config, or the start of each domain's validation data if
+    it has none. Each method has two rows per text, for profiles core and core+domain. The colour
+    scale comes from the loss increases of `filtering` under core.
     """
     config = store.evaluation(eval_id).config()
     corpus = open_corpus(store, config["data_id"])

@@ -138,9 +138,9 @@ MEASUREMENTS = Table(
 def read_or_lost(
     record: StudyRecord, store: Store, tracker: Tracker, done: Collection[str]
 ) -> tuple[Any, Sequence[str]]:
-    """Returns (results or None, a line for each lost or damaged part).
+    """Returns (results or None, a line for each part of the results that is lost or damaged).
 
-    `done` has the ids of complete nodes.
+    `done` contains the ids of complete nodes.
     """
     measurement = MEASUREMENTS[record.measurement]
     try:
@@ -164,7 +164,7 @@ def read_mirrored(study: str, tracker: Tracker) -> Mirrored | None:
 
     For a grid of learning rates and batch sizes, refits optima and laws to the logged trials. For
     other searches, returns the logged table. Raises ValueError for studies that do not measure
-    losses or lack complete results.
+    losses, or lack a complete baseline and its evaluation.
     """
     if (plain := tracker.study_file(study, STUDY_FILE)) is not None:
         return _mirror_study(record_from_plain(parse_json(plain, dict)), tracker)

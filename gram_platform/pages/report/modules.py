@@ -1,4 +1,4 @@
-"""Shows which modules learn unlabelled text, and how ratios drop as more modules are active."""
+"""Shows which modules learn unlabelled text, and how more active modules lower compute ratios."""
 
 from collections.abc import Mapping
 
@@ -42,7 +42,6 @@ from gram_platform.pages.results.record import Results
 OWN_WIDTH, OTHER_WIDTH = 3.5, 1.2
 OTHER_OPACITY = 0.55
 AXIS = "modules_on"
-# How far the axis goes beyond the smallest and the largest number of modules.
 MARGIN = 0.2
 NUMBERS_TEXT = """Compute ratio of core, and of the domains whose modules are on, against the number
 of modules on at once. Within a seed, the mean over the subsets of this size; error bars are 90%
@@ -53,7 +52,7 @@ Intervals are 90% t-intervals over seeds."""
 
 
 def absorption_sections(study: Results) -> list[Section]:
-    """Shows modules' shares of the gradient, with a panel per variant, method, size and domain.
+    """Shows modules' shares of the gradient, with a figure per variant, method, size and domain.
 
     Returns [] if no run measured gradient shares.
     """
@@ -79,8 +78,8 @@ def absorption_sections(study: Results) -> list[Section]:
 def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figure:
     """Draws each module's share of the squared gradient on batches of one domain.
 
-    `curves` has the rows of `share_curves` for one method and size. The band is the 90% interval
-    over seeds for the domain's own module.
+    `curves` contains the rows of `share_curves` for one variant, method and size. The band is the
+    90% interval over seeds for the domain's own module.
     """
     rows, figure = curves[curves["domain"] == domain], go.Figure()
     styles = domain_styles(curves["domain"])
@@ -130,10 +129,10 @@ def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
 
 
 def composing_sections(study: Results) -> list[Section]:
-    """Shows core and retain by the number of active modules.
+    """Shows core and retain against the number of active modules.
 
-    Also shows each class's drop from one module to all. Returns [] if the study does not vary this
-    number.
+    A second section tabulates how far both drop from one active module to all. Returns [] if the
+    study does not vary this number.
     """
     if study.by_number is None or study.by_number.empty:
         return []

@@ -29,7 +29,6 @@ from gram_platform.paper.verdicts import UNWRITTEN, verdicts_text
 # Longer cells may wrap. An interval has 23 letters.
 LONG_TEXT = 26
 PLOTLY = "plotly.min.js"
-# A page with at most so many sections has no table of contents.
 FEW_SECTIONS = 3
 HOW_TO_READ = "How to read"
 SOURCE_ID = "source"
@@ -103,7 +102,7 @@ class Page:
         return page
 
     def html(self) -> str:
-        """Renders the HTML. Only scripts with the page's nonce, a hash of its texts, can run."""
+        """Renders the HTML. A browser runs only scripts with its nonce, a hash of its texts."""
         has_claims = self.claims is not None and self.claims["verdict"].any()
         counted = [verdicts_text(Counter(self.claims["verdict"]))] if has_claims else []
         sections = self.all_sections
@@ -136,14 +135,17 @@ def section_by_size(
 
 
 def sections_html(sections: Sequence[Section], source: str = "") -> Markup:
-    """Renders sections in order. If `source` is set, figures and tables link to this address."""
+    """Renders sections. Figures and tables link to the address `source`, unless it is ""."""
     anchors = _anchors(section.title for section in sections)
     parts = zip(sections, anchors, strict=True)
     return render("sections.html", sections=parts, number=count().__next__, source=source)
 
 
 def terms_section(attacks: bool, intervals: str = "") -> Section:
-    """Explains a page's terms. `intervals` selects the paragraph on intervals in terms.html."""
+    """Explains the terms of a page. `attacks` adds the terms of attacks.
+
+    terms.html lists the values of `intervals`.
+    """
     markup = render("terms.html", attacks=attacks, intervals=intervals)
     return Section(HOW_TO_READ, markup=markup)
 
@@ -187,7 +189,6 @@ def _contents(sections: Sequence[Section]) -> Markup:
 
 
 def _anchors(titles: Iterable[str]) -> list[str]:
-    """Returns an HTML id for each title. Repeated titles get the suffixes --2, --3 and so on."""
     anchors, counts = [], Counter()
     for anchor in map(anchor_of, titles):
         counts[anchor] += 1

@@ -83,12 +83,11 @@ AT_ITS_SCALE = (
 PUBLISHED_ROWS = """Rows marked published are computed in the same way from the losses that the
 paper's authors published."""
 CURVES, MISSING, RUNS = "Learning curves and their fits", "Missing", "Runs"
-# A warning's table with at most this many rows is open.
 FEW = 10
 
 
 def scaling_sections(study: Results) -> list[Section]:
-    """Shows compute ratio against model size.
+    """Shows compute ratios against model size.
 
     Returns [] for a study of one size whose ratios `aggregate_sections` already shows as bars.
     """
@@ -110,9 +109,9 @@ def scaling_sections(study: Results) -> list[Section]:
 
 
 def aggregate_sections(study: Results) -> list[Section]:
-    """Shows the methods' means over profiles, next to the paper's printed means.
+    """Shows the methods' mean compute ratios over profiles, next to the paper's printed means.
 
-    If the paper prints none, uses the authors' published means.
+    If the paper prints none, shows the means that its authors published.
     """
     table, sizes = study.table, _find_mean_sizes(study.table)
     if not sizes:
@@ -146,7 +145,7 @@ def _find_mean_sizes(table: pd.DataFrame) -> list[str]:
 def profile_sections(study: Results) -> list[Section]:
     """Shows the compute ratio on every domain as bars, with a figure per method and size.
 
-    If a study has every subset of modules, shows only profiles with no, one or all modules.
+    If a study has profiles for every subset of modules, shows those of no, one or all modules.
     """
     domains = shown = domain_table(study.analysis.ratios)
     if study.by_number is not None:
@@ -169,7 +168,7 @@ def profile_sections(study: Results) -> list[Section]:
 
 
 def trend_sections(study: Results) -> list[Section]:
-    """Predicts core and forget at the largest size from the smaller sizes.
+    """Predicts the compute ratios of core and forget at the largest size from smaller sizes.
 
     Returns [] if no method has at least three smaller sizes.
     """
@@ -188,7 +187,8 @@ def trend_sections(study: Results) -> list[Section]:
 def paper_sections(study: Results) -> list[Section]:
     """Compares our results with the paper's printed rows and its authors' published rows.
 
-    Beside printed rows, ours are means over profiles, or the main profile if there are variants.
+    Next to a printed row, the table shows our mean over profiles. If the study has variants, it
+    shows our main profile instead.
     """
     table, paper, varies, tables = study.table, study.record.compare_with, study.record.varies, {}
     if paper in PAPER_SCALES and (varies or _find_mean_sizes(table)):
@@ -219,7 +219,7 @@ def curve_sections(study: Results) -> list[Section]:
 
 
 def curve_figures(study: Results) -> dict[str, go.Figure]:
-    """Draws learning curves and fits by size, variant and (if fitted separately) seed.
+    """Draws learning curves and fits, in a figure per size, variant and separately fitted seed.
 
     Variants with equal fits share a figure.
     """
@@ -312,7 +312,7 @@ def cost_sections(study: Results) -> list[Section]:
 def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:
     """Makes a row for each method and size, then the paper's rows for the same methods.
 
-    If the paper has such rows, the column `from` is `ours` or `paper`.
+    If the paper has such rows, the column named `from` contains "ours" or "paper".
     """
     profiles = {cost["shown"] for cost in costs}
     of_shown = f"train FLOPs, {profiles.pop() if len(profiles) == 1 else 'one profile'}"
