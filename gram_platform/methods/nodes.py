@@ -1,4 +1,4 @@
-"""Defines a study's nodes: runs and evaluations with tags, and the runs that each needs."""
+"""Defines a study's nodes: runs and evaluations, their tags, and the runs that each node needs."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,6 @@ from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
 # The method that sets the unit of compute ratios, and the tag of a study's variant.
 BASELINE, VARIANT = "baseline", "variant"
-# The tags of every study. A search adds the parameters of its trials.
 STUDY_TAGS = frozenset(("method", "size", "profile", "retained", "seed", "kind", "measure"))
 STUDY_TAGS |= {VARIANT, "elicited"}
 
@@ -115,7 +114,7 @@ def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
 def tags_to_add(stored: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:
     """Returns the tags that a study or a search adds to a node's stored tags.
 
-    A search adds its parameters only to new nodes, because they would change a node's name.
+    A search adds its parameters only to new nodes. On a node of a study they would change its name.
     """
     return {k: v for k, v in tags.items() if k in STUDY_TAGS or k in stored or not stored}
 
@@ -126,9 +125,9 @@ def view_runs(view: View | None) -> frozenset[str]:
 
 
 def method_nodes(method: str, setting: Setting) -> list[Node]:
-    """Returns a method's runs in a setting, with an evaluation of each view and attacks on it.
+    """Returns a method's runs in a setting, and for each view an evaluation and attacks.
 
-    A finetuning stage adds its runs, and its views replace the method's views.
+    If there is a finetuning stage, adds its runs, and its views replace the method's views.
     """
     plans, stage = plan(method, setting), setting.options.finetuning
     plans = add_finetuning(setting, stage, plans) if stage else plans
@@ -174,8 +173,9 @@ def longest_paths(
 ) -> dict[str, float]:
     """Returns, for each node, the length of the longest chain that starts with it.
 
-    In a chain, each node needs the one before. The ready node with the longest chain should start
-    first. `needs_of` maps each node to the ids that it needs. Complete nodes are not keys.
+    In a chain, each node needs the one before. Of the ready nodes, the one with the longest chain
+    should start first. `needs_of` maps each incomplete node to the ids that it needs, and `lengths`
+    to its own length.
     """
     after = dict.fromkeys(needs_of, 0.0)
     left = {node_id: after.keys() & set(needed) for node_id, needed in needs_of.items()}
@@ -189,20 +189,20 @@ def longest_paths(
 def method_costs(
     setting: Setting, methods: Sequence[str], compared: Sequence[str] = ()
 ) -> list[dict]:
-    """Returns one row for each method, with costs as multiples of the baseline's.
+    """Returns one row for each method. Costs and parameters are multiples of the baseline's.
 
     Counts only profiles that switch a domain off:
 
-    - `of_profiles`: how many have a view in `methods` or `compared`.
-    - `profiles`: how many of these the method's planned runs serve.
-    - `train_shown`: the cost of training only for the example profile `shown`.
+    - `of_profiles`: how many have a view in any method of `methods` or `compared`.
+    - `profiles`: how many of these have a view in the method's planned runs.
+    - `train_shown`: `train_all` of the runs for the example profile `shown` alone.
 
     The other columns describe runs for all `of_profiles`, even if the study trains for fewer:
 
-    - `served`: how many profiles these runs serve.
-    - `runs`: (runs from random weights, runs from trained weights).
-    - `train_all`: compute_units as in the paper, with core batches at P_core.
-    - `plan_all`: compute_units with p_cr's companions.
+    - `served`: how many profiles have a view in these runs.
+    - `runs`: (number of runs from random weights, number from trained weights).
+    - `train_all`: their compute_units as the paper counts them (`_paper_units`).
+    - `plan_all`: their compute_units with every companion of a batch (other active modules).
     - `active_mlp`: (fewest, most) MLP parameters of a forward pass with at most one module.
     - `total_mlp_all`: all MLP parameters.
     """
@@ -270,8 +270,8 @@ def _core_mlps(model: ModelConfig) -> int:
 def _paper_units(run) -> int:
     """Counts tokens x active parameters as the paper does.
 
-    All modules are active if a batch is unlabelled, the core is frozen or companions are `all`,
-    otherwise only the batch's own module.
+    All modules are active in an unlabelled batch, with a frozen core or with `companions` "all".
+    Otherwise only the module of the batch's domain is active.
     """
     modules, total = run.model.module_domains, 0
     for budget in run.data.domains:

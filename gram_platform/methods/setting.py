@@ -35,9 +35,9 @@ def profile_name(retained: Profile, auxiliary: tuple[str, ...]) -> str:
 
 
 def subsets_of(domains: Profile) -> tuple[Profile, ...]:
-    """Returns subsets of `domains`, smallest first, with at most MOST_SUBSETS of each size.
+    """Returns subsets of `domains`, smallest first, with at most MOST_SUBSETS of each length.
 
-    If a size has more subsets, the choice is random but reproducible.
+    If there are more of a length, the choice is random but reproducible.
     """
     subsets: list[Profile] = []
     for number in range(len(domains) + 1):
@@ -55,7 +55,7 @@ def _draw(domains: Profile, number: int, draw: int) -> Profile:
 
 
 def require_factors(field: str, factor: float, factor_of: Factors) -> None:
-    """Raises ValueError unless all values of p_af are positive."""
+    """Raises ValueError unless p_af is positive for every domain."""
     require_real(f"{field}.aux_factor", factor, 0.0, open_low=True)
     for domain, value in factor_of:
         require_real(f"{field}.aux_factor_of[{domain}]", value, 0.0, open_low=True)
@@ -63,7 +63,7 @@ def require_factors(field: str, factor: float, factor_of: Factors) -> None:
 
 @dataclass(frozen=True)
 class Branching:
-    """Options of the FT methods for training a branch from its base."""
+    """Options of the FT methods, which finetune a branch for each domain from one base."""
 
     # p_ca: the number of core batches (rehearsal) per auxiliary batch.
     core_ratio: float = 1.0
@@ -80,7 +80,7 @@ class Branching:
         require_factors("branching", self.aux_factor, self.aux_factor_of)
 
     def factor(self, domain: str) -> float:
-        """Returns a domain's p_af."""
+        """Returns p_af, which multiplies a domain's draws."""
         return dict(self.aux_factor_of).get(domain, self.aux_factor)
 
 
@@ -91,7 +91,6 @@ class Unlearning:
     num_steps: int = 2000
     peak_lr: float = 1e-4
     retain_weight: float = 200.0
-    # The kind of the objective.
     kind: str = "maxent_entropy"
     # The rate is constant after the warm-up [ours].
     warmup_fraction: float = 0.02
@@ -140,7 +139,6 @@ class Undo:
     noise_scale: float = 0.1
     # The distillation's compute, with the teacher's passes, as a share of the baseline's.
     compute: float = 0.8
-    # Multiplies the size's peak learning rate.
     lr_factor: float = 1.0
 
     def __post_init__(self) -> None:
@@ -196,17 +194,15 @@ OWN, NEIGHBOUR = "own", "neighbour"
 class Elicitation:
     """Options of a stage that finetunes a view's dense model on a fixed sample of text.
 
-    By default, the stage is an attack on a removed domain.
+    By default, the text is a removed domain's, and the stage is an attack.
     """
 
     # The first sequences of a domain's training permutation; with `domain_share` the minimum.
     num_sequences: int
-    # The most steps.
     num_steps: int
     # Stops after this many evaluations without improvement; 0: train all steps.
     patience: int = 5
     batch_size: int = 32
-    # Multiplies the size's peak learning rate.
     lr_factor: float = 0.25
     # The rate is constant after the warm-up [ours].
     warmup_fraction: float = 0.05
@@ -259,7 +255,6 @@ class Options:
     recall: float = 1.0
     # Label noise: the share of the text with a domain's label that is the domain's, not adjacent.
     precision: float = 1.0
-    # Overrides `maxent` for single profiles.
     maxent_profiles: tuple[tuple[Profile, Unlearning], ...] = ()
     # GRAM: core's and a module's share of the dense MLP's width; None: the size's widths.
     routed_widths: tuple[float, float] | None = None
@@ -324,11 +319,9 @@ class Setup:
     decay_fraction: float
     # Points on the baseline's learning curve.
     num_eval_points: int
-    # Validation sequences of each domain.
     num_eval_sequences: int
     # p_af of routed methods.
     aux_factor: float = 1.0
-    # Overrides `aux_factor` for single domains.
     aux_factor_of: Factors = ()
     # Whether lambda of `app:equal-compute` is applied.
     equal_compute: bool = True
@@ -366,7 +359,7 @@ class Setting(Setup):
         require_factors("setting", self.aux_factor, self.aux_factor_of)
 
     def factor(self, domain: str) -> float:
-        """Returns a domain's p_af."""
+        """Returns p_af, which multiplies a domain's draws."""
         return dict(self.aux_factor_of).get(domain, self.aux_factor)
 
     def profile_name(self, profile: Profile) -> str:
@@ -377,7 +370,7 @@ class Setting(Setup):
         return min(num_draws, self.available.get(domain, num_draws))
 
     def modules_on(self, profile: Profile) -> dict[str, float]:
-        """Returns {domain: `module_weight`} for a profile's modules in evaluated views."""
+        """Returns the modules that are on in a profile's evaluation: {domain: `module_weight`}."""
         return dict.fromkeys(profile, self.options.module_weight)
 
     @property
@@ -390,7 +383,7 @@ class Setting(Setup):
 
     @property
     def subsets(self) -> tuple[Profile, ...]:
-        """Subsets of the union of all profiles if `every_subset`, otherwise ()."""
+        """Subsets of the domains that any profile retains, or () unless `every_subset`."""
         if not self.every_subset:
             return ()
         retained = {domain for profile in self.profiles for domain in profile}

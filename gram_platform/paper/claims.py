@@ -1,18 +1,18 @@
 """Lists published claims by study.
 
 Most are the paper's. Those about SGTM are by Shilov and others (2025), restated in compute ratios
-[ours].
+[ours] except for recovery times.
 
 No claim is stronger than the authors' numbers. So "matches" means "no worse by more than a margin".
 "Retain stays above elicited" is claimed only for Simple Stories, because elicited is above retain
-at 50M and 100M in the paper's scaling study. A claim that names no size is judged at all sizes of
-its study; likewise for variants. FIRST and LAST name the first and last of each.
+at 50M and 100M in the paper's scaling study. A claim that names no size or variant is judged at all
+sizes or variants of its study. FIRST and LAST name the study's first and last size or variant.
 
 Every claim has one profile, chosen before there were results: the paper's if it gives one,
 otherwise the mean over profiles. The paper's scaling study retains core and virology, and its
-partial-label study removes every domain. The paper's composability figure is for virology, but we
-use the mean [ours]. The figure compares with all modules, where retain covers every domain. The
-mean's retain covers them too. The other bars and tables are means.
+partial-label study removes every domain. The paper's composability figure compares core+virology
+with all modules on. In place of core+virology we use the mean [ours], because its retain covers
+every domain, like the retain with all modules on. The paper's other bars and tables show means.
 """
 
 import math
@@ -37,7 +37,6 @@ from gram_platform.paper.paper import (
 # Margins in compute ratio. A class within its margin is no worse.
 BELOW, ABOVE = 0.06, 0.10
 MARGINS = {"core": BELOW, "retain": BELOW, "forget": ABOVE, "elicited": ABOVE}
-# The name of a class in texts, if it differs.
 IN_TEXTS = {"elicited": "elicited forget"}
 POSITIVE = pd.Interval(0.0, math.inf, closed="neither")
 
@@ -60,7 +59,7 @@ COMPARED = "compared"
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a claim: which compute ratios or recovery times of a method it compares."""
+    """One side of a claim: a compute ratio or a recovery time of one method."""
 
     method: str
     # One of CLASSES, or a time such as steps_to_90, which is compared without `less` and `size`.
@@ -78,7 +77,7 @@ class Side:
 class Claim:
     """States that `left - right` lies in the range `within`.
 
-    If a side's size is FIRST or LAST, its value is from a least-squares line over all sizes.
+    If a side's size is FIRST or LAST, its value is read off a least-squares line over all sizes.
     """
 
     text: str
@@ -98,12 +97,12 @@ class Claim:
 
 
 def compare(text: str, left: str, right: str, within: pd.Interval = POSITIVE) -> Claim:
-    """Creates a claim from two sides, each `"method class"` or `"method class variant"`."""
+    """Creates a claim from two sides such as "gram core" or, with a variant, "gram core 0.5"."""
     return Claim(text, Side(*left.split()), Side(*right.split()), within)
 
 
 def follows(label: str, method: str) -> tuple[Claim, ...]:
-    """Creates one claim per class: the method is worse than filtering by at most the margin."""
+    """Creates a claim per class: a method's ratio is at most the margin worse than filtering's."""
     claims = []
     for n in CLASSES:
         way, within = ("below", not_below) if n in ("core", "retain") else ("above", not_above)
@@ -113,7 +112,7 @@ def follows(label: str, method: str) -> tuple[Claim, ...]:
 
 
 def same(label: str, left: str, other: str, right: str) -> tuple[Claim, ...]:
-    """Creates one claim per class: two architectures differ by less than the margin."""
+    """Creates a claim per class: the ratios of two methods differ by less than the margin."""
     claims = []
     for n in CLASSES:
         text = f"{label} and {other} have the same {IN_TEXTS.get(n, n)} within {MARGINS[n]:.2f}"
@@ -126,12 +125,12 @@ def cite(source: str, claims: Iterable[Claim], profile: str = MEAN) -> tuple[Cla
 
 
 def drop(method: str, name: str) -> Side:
-    """Returns the side: the class at the claim's profile, minus the class with all modules."""
+    """Returns a side: the ratio of class `name`, minus its ratio with all modules on."""
     return Side(method, name, less=Side(method, name, profile=ALL))
 
 
 def gain(method: str) -> Side:
-    """Returns the side: retain with heterogeneous, minus retain with uniform accumulation."""
+    """Returns a side: the retain ratio with heterogeneous, minus that with uniform accumulation."""
     much, little = (Side(method, "retain", kind) for kind in KINDS)
     return replace(much, less=little)
 
@@ -405,16 +404,16 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 
 
 def choose_value(name: str, values: Sequence[str]) -> str:
-    """Returns the first value for FIRST and the last for LAST ("" if none), otherwise `name`."""
+    """Returns `name`, but for FIRST or LAST the first or last of `values` ("" if none)."""
     return next(iter({FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))), "")
 
 
 def paper_difference(
     study: str, claim: Claim, variant: str = "", variants: Sequence[str] = ("",)
 ) -> float:
-    """Returns left - right from the paper's table of the study, or NaN if a side is missing.
+    """Returns a claim's left - right in the paper's table, or NaN if the table lacks a number.
 
-    FIRST and LAST refer to our study's `variants`.
+    FIRST and LAST stand for the first and last of our study's `variants`.
     """
     at = {side: choose_value(side.variant or variant, variants) for side in claim.terms}
     values = {side: paper_value(study, at[side], side.method, side.name) for side in claim.terms}

@@ -1,13 +1,13 @@
 """Loads the paper's printed and published numbers, and compares them with ours.
 
-`printed.csv` has the printed numbers with their labels in the paper. `published.csv` has `per_seed`
-frames of `tables.analyse`, computed by this package from the published losses of nine studies.
+`printed.csv` has the printed numbers with their labels in the paper. `published.csv` has rows of
+`tables.per_seed_frame`, computed by this package from the published losses of nine studies.
 
-Dual use, composability and titration use the scaling study's baselines at 800M, pooled over seeds.
-Accumulation uses its own heterogeneous baselines. Our copy of the authors' results lacks the
-baselines' curves at 2B and 5B. At these sizes, a row is the mean over domains of the authors'
-ratios, and the baseline has no row. Domains keep the authors' names. DEMix's views have one expert
-per domain.
+The ratios of dual use, composability and titration refer to the scaling study's baselines at 800M,
+pooled over seeds, and those of accumulation to its heterogeneous baselines. At 2B and 5B, our copy
+of the authors' results lacks the baselines' curves. There, the baseline has no row, and other rows
+are means over domains of the authors' ratios. Domains keep the authors' names. Each view of DEMix
+uses a single expert for all text.
 """
 
 import math
@@ -27,7 +27,6 @@ from gram_platform.analysis.tables import (
 from gram_platform.methods.nodes import BASELINE, VARIANT
 
 OURS, PUBLISHED = "ours", "published"
-# Our studies with printed numbers.
 STORIES, AUX_SCALING, PARTIAL_LABELS = "stories", "aux_scaling", "partial_labels"
 ARCHITECTURE, ACCUMULATION = "architecture", "accumulation"
 
@@ -57,8 +56,8 @@ COST_TABLE = {
 def read_printed(study: str) -> pd.DataFrame:
     """Returns the compute ratios that the paper prints for a study.
 
-    Columns: `variant, method, size`, CLASSES with the ends of their 90% intervals, `<class>_error`
-    (the half-width) and `num_seeds`. Missing numbers are NaN.
+    Columns: `variant, method, size, num_seeds`, CLASSES, and for each class the interval's ends
+    `<class>_low, <class>_high` and half-width `<class>_error`. Missing numbers are NaN.
     """
     texts = {VARIANT: str}
     rows = pd.read_csv(PRINTED_FILE, comment="#", dtype=texts, float_precision="round_trip")
@@ -71,7 +70,7 @@ def read_printed(study: str) -> pd.DataFrame:
 
 
 def paper_value(study: str, variant: str, method: str, name: str) -> float:
-    """Returns the printed ratio of a method's class, or NaN if there is none.
+    """Returns the printed compute ratio of the class `name`, or NaN if there is none.
 
     If the baseline has no printed row, its core and retain are 1.
     """
@@ -85,8 +84,8 @@ def paper_value(study: str, variant: str, method: str, name: str) -> float:
 def beside_paper(table: pd.DataFrame, study: str = STORIES, profile: str = MEAN) -> pd.DataFrame:
     """Returns our rows for a profile, each followed by the paper's row for the method.
 
-    Columns: `variant` if the table has it, `method, size, from` ("ours" or "paper"), the four
-    classes as `mean [low, high]`, and `num_seeds`.
+    Columns: `variant` if the table has it, `method, size, from` ("ours" or "paper"), CLASSES as
+    `mean [low, high]`, and `num_seeds`. Omits the baseline if the paper has no row for it.
     """
     rows, paper = [], read_printed(study)
     for record in table[table["profile"] == profile].to_dict("records"):
@@ -120,7 +119,7 @@ OUR_DOMAINS = {
 
 
 def load_published(study: str) -> pd.DataFrame:
-    """Returns a study's published `tables.per_seed_frame`, with a column `variant`."""
+    """Returns a study's published rows: `tables.per_seed_frame` with a column `variant`."""
     rows = _read_published()
     return rows[rows["study"] == study].drop(columns="study").reset_index(drop=True)
 
@@ -134,7 +133,7 @@ def _read_published() -> pd.DataFrame:
 def tabulate_published(study: str, domains: Collection[str] = ()) -> pd.DataFrame | None:
     """Returns a study's published table in the columns of table.csv, or None if there is none.
 
-    If `domains` has only our name for a domain, replaces the published name by ours.
+    Replaces the published name of a domain with ours if `domains` contains only ours.
     """
     per_seed = load_published(study)
     if per_seed.empty:
@@ -151,9 +150,9 @@ def beside_published(
 ) -> pd.DataFrame:
     """Returns our rows for a profile and for `mean`, each followed by the published row.
 
-    Columns: `method, size, profile, from` ("ours" or "published"), the four classes as `mean [low,
-    high]`, and `num_seeds`. Includes published rows at other sizes. Omits the baseline and any
-    method that only one table has.
+    Columns: `method, size, profile, from` ("ours" or "published"), CLASSES as `mean [low, high]`,
+    and `num_seeds`. Includes published rows at other sizes. Omits the baseline and methods that are
+    in only one of the tables.
     """
     methods = (set(table["method"]) & set(published["method"])) - {BASELINE}
     both = ((table, OURS), (published, PUBLISHED))

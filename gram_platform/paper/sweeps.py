@@ -2,8 +2,9 @@
 
 `sweeps.csv` has the coordinates of the figures in the paper's "Hyperparameter Appendix"
 (`app:hyperparams`): compute ratios with 90% intervals, averaged within each seed, then over three
-seeds. Core-partial is core averaged over the four profiles with one module. Core-full is core with
-no module. The p_cr figure shows both; the others show core averaged over all five profiles.
+seeds. Core-partial is the mean core ratio of the four profiles with one module. Core-full is the
+core ratio with no module. The p_cr figure shows both. The others show the mean core ratio of all
+five profiles.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,25 +29,24 @@ SWEEPS_FILE = Path(__file__).with_name("sweeps.csv")
 
 @dataclass(frozen=True)
 class PaperSweep:
-    """A hyperparameter (knob) of a method, and the paper's figure of it."""
+    """A hyperparameter (knob) of a method, and the paper's figure that varies it."""
 
     knob: str
     method: str
     title: str
-    # Label in the paper.
     source: str
     is_log: bool = False
 
     @cached_property
     def curves(self) -> dict[str, pd.DataFrame]:
-        """The figure's curves by class: `mean, low, high` by ascending knob value."""
+        """{class: curve}. A curve has columns `mean, low, high` and a row per value of the knob."""
         rows = pd.read_csv(SWEEPS_FILE, comment="#", float_precision="round_trip")
         groups = rows[rows["knob"] == self.knob].set_index("value").groupby("class", sort=False)
         return {str(name): curve[["mean", "low", "high"]] for name, curve in groups}
 
     @property
     def means(self) -> pd.DataFrame:
-        """The means, with a column per class and a row per value of the knob."""
+        """The mean ratios, with a column per class and a row per value of the knob."""
         return pd.DataFrame({name: curve["mean"] for name, curve in self.curves.items()})
 
     @property
@@ -71,7 +71,7 @@ PAPER_SWEEPS = {sweep.knob: sweep for sweep in SWEEPS}
 
 
 def beside_paper_sweeps(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns our rows of a sweep's table, each followed by the paper's row for the value.
+    """Returns our rows of a sweep's table, each followed by the paper's row for the knob's value.
 
     Columns: `knob, value, method, size, from` ("ours" or "paper"), the classes as `mean [low,
     high]`, `num_seeds, run_ids`.
@@ -101,7 +101,7 @@ Curve = pd.DataFrame
 
 @dataclass(frozen=True)
 class SweepClaim:
-    """States that the mean over seeds of `difference(curve)` lies in `within`."""
+    """States that `difference(curve)`, averaged over the seeds' curves, lies in `within`."""
 
     knob: str
     # {first}, {middle} and {last} are values of the knob.
@@ -173,7 +173,7 @@ SWEEP_CLAIMS = (
 def sweep_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
     """Judges the paper's claims on our sweeps, over the seeds that have every value of the knob.
 
-    Returns CLAIM_COLUMNS, with one row per claim, method and size, but none if no seed has every
+    Returns CLAIM_COLUMNS, with one row per claim, method and size, or none if no seed has every
     value. `paper` is the difference in the paper's figure, or NaN if the figure lacks a value.
     """
     rows, names = [], ["knob", "method", "size"]

@@ -6,8 +6,9 @@ outside, otherwise "cannot tell". The error of the unit (compute ratio) is added
 the interval's half-width. If this error reaches the claim's margin, the claim is "not measurable
 here" and is also judged in nats. If the error is unknown, there is no verdict.
 
-Published numbers are judged without the unit's error, as the authors do. One or two seeds have no
-interval, so their verdict uses the difference and the unit's error, and ends with NO_INTERVAL.
+Published numbers are judged without the unit's error, as in the paper. One or two seeds have no
+interval, so the mean difference and the unit's error decide. NO_INTERVAL then follows "agree" or
+"disagree".
 """
 
 import math
@@ -69,7 +70,6 @@ from gram_platform.paper.paper import JUDGED_BY, load_published
 
 AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
 NOT_MEASURABLE = "not measurable here"
-# Appended to the verdict of one or two seeds.
 NO_INTERVAL = " (no interval)"
 ALWAYS_COUNTED = (AGREE, DISAGREE, CANNOT_TELL)
 COUNTED = {AGREE: "confirmed here", DISAGREE: "contradicted", CANNOT_TELL: "undecided"}
@@ -79,13 +79,11 @@ IN_WORDS = {AGREE: "yes", DISAGREE: "no"}
 IN_WORDS |= {
     verdict + NO_INTERVAL: f"{word}, without interval" for verdict, word in IN_WORDS.items()
 }
-# A preset without verdicts, and its text for them.
 UNJUDGED_PRESET = "smoke"
 TOO_LITTLE = (
     "This preset shows that everything runs. Its models have seen too little text to judge a claim."
 )
 UNIT_ERROR, PROFILE, EXPLANATION, HOLM = "unit_error", "profile", "explanation", "holm_verdict"
-# Columns of claims that are not written to files.
 WITHIN, POINTS, SAID, UNIT = "within", "points", "published_in_words", "unit"
 UNWRITTEN = [WITHIN, POINTS, SAID, UNIT]
 # {seed: value}.
@@ -144,10 +142,10 @@ def judge(
 ) -> Judgement:
     """Judges the claim that left - right, both `{seed: value}`, lies in the range `within`.
 
-    The sides share at least one seed, and their values are finite. `pseudo` has both sides'
-    jackknife pseudo-values (default: `left` and `right`), which set the interval's width. If a
-    seed lacks one, there is no interval. `unit_error` (in compute ratio), if given, widens the
-    interval. If it is NaN, there is no verdict.
+    The sides must share a seed and have only finite values. `pseudo` has both sides' jackknife
+    pseudo-values (default: `left` and `right`), which set the interval's width. If a seed lacks
+    one, there is no interval. `unit_error` (in compute ratio), if given, widens the interval. If it
+    is NaN, there is no verdict.
     """
     differences = subtract_pairs(left, right)
     values = spread = list(differences.values())
@@ -174,10 +172,10 @@ def judge_times(
 ) -> Judgement:
     """Judges the claim that left - right, both recovery times, lies in the range `within`.
 
-    The interval is over seeds only. `reached` has, for each side, the share of each seed's attacks
-    that reached the mark. If a share is below 1, the seed's time is a lower bound. The verdict is
-    then "cannot tell" in three cases: both sides have bounds, a bound does not exceed all times of
-    the other side, or longer times could change the verdict.
+    The interval is over seeds only. `reached` has each side's {seed: share of the attacks that
+    reached the mark of 50% or 90%}. If a share is below 1, the seed's time is a lower bound. The
+    verdict is then "cannot tell" in three cases: both sides have bounds, a bound does not exceed
+    all times of the other side, or longer times could change the verdict.
     """
     judgement, seeds = judge(claim, left, right, within), set(left) & set(right)
     bounds = [
@@ -230,7 +228,7 @@ def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
 
 
 def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, float]:
-    """Returns `{seed: value}` of a column in the rows that match `where`.
+    """Returns `{seed: value}` of the column `name` in rows whose columns equal `where`.
 
     Omits unknown values. Raises ValueError if a seed has several rows.
     """
@@ -245,7 +243,10 @@ def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, fl
 def separation_claims(
     per_seed: pd.DataFrame, unit_error: UnitErrors | None = None
 ) -> list[Judgement]:
-    """Judges "retain - forget > 0" for each method and size. See `paper_claims` for arguments."""
+    """Judges for each method and size whether mean retain is above mean forget.
+
+    For `unit_error` see `paper_claims`.
+    """
     judgements, names = [], ("retain", "forget")
     frames = per_seed, pseudo_frame(per_seed, CLASSES)
     for method, size in dict.fromkeys(zip(per_seed["method"], per_seed["size"], strict=True)):
@@ -259,13 +260,13 @@ def separation_claims(
 
 
 def separation(method: str, size: str) -> Claim:
-    """Returns the claim that judges a method in studies that are not in the paper."""
+    """Returns the claim "retain is above forget", for studies without claims in the paper."""
     text = f"{method}, {size}: retain is above forget"
     return Claim(text, Side(method, "retain"), Side(method, "forget"))
 
 
 def choose_profile(rows: pd.DataFrame) -> str:
-    """Returns the most frequent profile with a retained domain, or MEAN if there is none.
+    """Returns the most frequent profile that retains a domain, or MEAN if there is none.
 
     `rows` are from a table or a `per_seed` frame. A profile counts once per method and size.
     Ignores the baseline and the profile of all modules.
@@ -284,15 +285,15 @@ def paper_claims(
     unit_error: UnitErrors | None = None,
     parameters: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
-    """Judges the paper's claims on a study, at every size and variant that a claim leaves open.
+    """Judges the paper's claims on a study, each at every size and variant unless it names one.
 
     `compared` is the profile for claims at COMPARED (default: `choose_profile`). `unit_error` has
-    the known errors by size and class. If it is None, claims are judged over seeds only.
+    the known errors by size and class. If it is None, verdicts use only intervals over seeds.
     `parameters` has the parameter counts of sizes whose names do not contain them.
 
-    Returns PAPER_COLUMNS. `paper` is the difference in the paper's table. If a claim is not
-    measurable here, EXPLANATION lists where it could be decided. Claims whose sides share no seed
-    have no row.
+    Returns PAPER_COLUMNS. `paper` is left - right in the paper's table. If a claim is not
+    measurable here, EXPLANATION lists the texts and sizes where it could be decided. Claims whose
+    sides share no seed have no row.
     """
     rows, spread = [], pseudo_frame(per_seed, CLASSES)
     in_nats = [
@@ -347,9 +348,9 @@ def _unit_error(
 ) -> float | None:
     """Returns the unit's error in a claim's difference, or NaN if it is unknown.
 
-    For a claim about one class at one size and variant, both ratios are on the same curves, so it
-    is `UnitError.difference`. Otherwise, adds errors in quadrature: for a claim over sizes, the
-    error at each size times its weight; for any other claim, the errors of both sides' ratios.
+    If the claim is about one class at one size and variant, both ratios are read off the same
+    curves, so the error is `UnitError.difference`. Otherwise, adds errors in quadrature: for a fall
+    over sizes, each size's error times its weight; for other claims, the errors of both sides.
     """
     if errors is None:
         return None
@@ -372,9 +373,10 @@ def _judge_in_nats(
 ) -> dict[str, str | float]:
     """Judges a claim in nats and returns CLAIM_NATS.
 
-    They are empty unless the claim has a margin and is about one class at one size and variant.
-    `frames` are two copies of `per_seed`: in place of ratios, one has losses, the other slopes. The
-    range is divided by the right side's mean slope and negated, because a lower loss is better.
+    The values are empty unless the claim has a margin and is about one class at one size and
+    variant. `frames` are two copies of `per_seed`, the first with losses in place of ratios, the
+    second with slopes (ratio per nat). The range `within` is divided by the right side's mean slope
+    and negated, because a lower loss is better.
     """
     numbers = ("", *[math.nan] * 4)
     if math.isfinite(margin(claim.within)) and _is_one_class(claim):
@@ -402,8 +404,9 @@ def _falls(
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
     """Computes how far the left side's least-squares line falls from the first to the last size.
 
-    Returns ({size: weight}, a list with {seed: fall} for each frame). A fall is a weighted sum over
-    sizes. Uses only sizes with values in the first frame, and seeds that have all these sizes.
+    The fall is a weighted sum of the values at all sizes. Returns ({size: weight}, a list with
+    {seed: fall} for each frame). Uses only sizes with values in the first frame, and seeds that
+    have all these sizes.
     """
     sides = {size: replace(claim.left, size=size) for size in places}
     claims = {size: replace(claim, left=side, right=side) for size, side in sides.items()}
@@ -424,9 +427,10 @@ def _values(per_seed: pd.DataFrame, column: str) -> tuple[str, ...]:
 def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tuple[dict, dict]:
     """Returns `{seed: value}` for each side of a claim at its profile.
 
-    A mean is over the profiles that all sides have and that contain the side's class. But the
-    baseline's mean is its row with the profile `mean`. Both dicts are empty if the claim compares
-    the first and last size or variant, but the study has only one.
+    For MEAN, averages over the profiles with at most one auxiliary domain. Uses only those that all
+    sides have and that give the side's class a domain. But the baseline's mean is its row `mean`.
+    Both dicts are empty if the claim compares the first and last size or variant, but the study has
+    only one.
     """
     rows_of = {side: _select_side(per_seed, side, size, variant) for side in claim.terms}
     names_ends = any(FIRST in (side.size, side.variant) for side in rows_of)
@@ -461,7 +465,6 @@ def _select_side(per_seed: pd.DataFrame, side: Side, size: str, variant: str) ->
 
 
 def _average_profiles(rows: pd.DataFrame, side: Side, profiles: frozenset[str]) -> dict[str, float]:
-    """Returns `{seed: mean of the class}` for seeds with all profiles and no unknown value."""
     seeds = rows[rows["profile"].isin(profiles)].groupby("seed")
     whole = {seed: views for seed, views in seeds if set(views["profile"]) == profiles}
     means = {seed: pair_means(views, side.name) for seed, views in whole.items()}
@@ -486,7 +489,8 @@ def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
 def judge_published(study: str) -> pd.DataFrame:
     """Judges a study's claims on the published numbers. Returns VERDICT_COLUMNS.
 
-    If `study` has no numbers for a claim, uses the studies that JUDGED_BY maps to `study`.
+    If `study` has no published numbers for a claim, uses those of the studies that JUDGED_BY maps
+    to `study`.
     """
     others = [name for name, claims in JUDGED_BY.items() if claims == study]
     rows = pd.concat([paper_claims(load_published(n), study) for n in (study, *others)])
@@ -495,10 +499,11 @@ def judge_published(study: str) -> pd.DataFrame:
 
 
 def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
-    """Adds two columns: `published` (the published verdict and difference) and SAID (in words).
+    """Adds the published verdicts to `claims`.
 
-    Uses the published verdict at our size, or at all published sizes if ours is missing. Sets
-    `paper`, the difference of printed means, to NaN if there is a published difference.
+    The column `published` has verdict and difference, and SAID has them in the report's words. They
+    are at our size, or at all published sizes if ours is missing. In rows that have a published
+    difference, the column `paper` (the difference of the paper's printed means) becomes NaN.
     """
     theirs = judge_published(study)
     keys = list(zip(claims["claim"], claims["size"], claims[VARIANT], strict=True))
@@ -530,7 +535,7 @@ def _say_published(
 
 
 def conclude(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
-    """Appends the columns EXPLANATION, HOLM and CLAIM_NATS.
+    """Appends EXPLANATION, HOLM (corrected verdicts) and CLAIM_NATS as last columns.
 
     If `preset` is UNJUDGED_PRESET, clears verdicts and explanations.
     """
@@ -543,17 +548,17 @@ def conclude(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
 
 
 def in_family(claims: pd.DataFrame) -> pd.Series:
-    """Returns a mask of Holm's family: the claims with a verdict from an interval."""
+    """Returns a mask of the claims that Holm's correction counts: those judged by an interval."""
     return claims["verdict"].isin(ALWAYS_COUNTED) & claims["low"].notna()
 
 
 def _correct_verdicts(claims: pd.DataFrame) -> pd.Series:
     """Returns the verdicts corrected for the number of claims. Source: Holm (1979).
 
-    At most one family in twenty has a false "agree", and at most one in twenty a false "disagree".
-    A claim passes level j if its interval, widened by `level_factors`, supports the verdict. The
-    k-th strongest of n claims must pass level n + 1 - k. It keeps its verdict only if it and all
-    stronger claims pass.
+    The claims of `in_family` are one family. At most one family in twenty has a false "agree", and
+    at most one in twenty a false "disagree". A claim passes level j if its interval, widened by
+    `level_factors`, supports the verdict. The k-th strongest of n claims must pass level n + 1 - k.
+    It keeps its verdict only if it and all stronger claims pass.
     """
     verdicts = claims["verdict"].mask(claims["verdict"].str.endswith(NO_INTERVAL), CANNOT_TELL)
     family = claims[in_family(claims)]
