@@ -66,7 +66,6 @@ def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
 
 
 def _prepare(plan: Plan, everything: Plan) -> Plan:
-    """Checks the total price, packs the corpora, and sets the plan's device and ranks."""
     require_supply(everything.studies)
     store = Store(everything.storage).open_for_writing()
     everything = everything.on(choose_device(everything, store))

@@ -53,7 +53,7 @@ NOT_REPRODUCED = (
 
 @dataclass(frozen=True)
 class Variant:
-    """A condition, such as recall 0.5, that a study varies besides method, size and profile."""
+    """A condition that a study varies beyond method, size and profile, such as recall 0.5."""
 
     # The name in tables; "" in studies that vary nothing else.
     name: str = ""
@@ -100,7 +100,6 @@ class Preset(Setup):
     retain: str = ""
     # Compares core, and core with each domain.
     every_single: bool = False
-    # Compares only core.
     core_only: bool = False
     methods: tuple[str, ...] = ()
     # The accumulation of routed methods at sizes where it differs.
@@ -146,14 +145,17 @@ class Preset(Setup):
         return max(self.num_eval_sequences, *(n for _, n in self.eval_sequences_of_size), 0)
 
     def seeds(self, size: str, number: int = 0, first: int = -1) -> range:
-        """Returns a size's seeds. A `number` of 0 or a `first` of -1 means the preset's value."""
+        """Returns a size's seeds: `number` seeds from `first` on.
+
+        For a `number` of 0 or a `first` of -1, uses the preset's value.
+        """
         begin = self.first_seed if first < 0 else first
         return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 
     def select_domains(self, domains: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns `domains` without the one used only for finetuning, if any.
+        """Returns `domains` without the domain that only finetuning uses, if there is one.
 
-        Raises ValueError if the finetuning domain is not in `domains`.
+        Raises ValueError if `domains` lacks the finetuning domain.
         """
         text = self.options.finetuning.text if self.options.finetuning else CORE
         require_choice("options.finetuning.text", text, domains)
@@ -267,8 +269,9 @@ def with_preset(
 ) -> tuple[AnyStudy, str, tuple[str, ...]]:
     """Returns (study with the changed preset, name of the preset, all changes as `--set` values).
 
-    `named` is the value of --preset: a preset's name, or a file of changes with a preset's name as
-    `base`. `changes` override those of the file. A ValueError names file, line and field.
+    `named` is the value of --preset: a preset's name, or a file of changes whose `base` names the
+    preset to change. `changes` override the file. A ValueError names the wrong field, and its line
+    in the file.
     """
     presets = study.presets
     parts = list(map(read_assignment, changes))
@@ -298,7 +301,7 @@ def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def mask_place(place: str) -> str:
-    """Reduces a local path to its last part, and masks secrets in a URL, for public pages."""
+    """Returns a place as public pages show it: a path's last part, or a URL without secrets."""
     return Path(place).name if place.startswith(os.sep) else mask_secrets(place)
 
 
@@ -322,7 +325,7 @@ def _apply_changes(preset: Preset, written: Written) -> Preset:
 
 
 def _sizes(preset: Preset, plain: Any) -> dict[str, Any]:
-    """Returns the changed sizes. A new size copies its `base`. The value false removes a size."""
+    """Returns changed sizes. `base` names the size that a new size copies. False removes a size."""
     if not isinstance(plain, Mapping):
         raise invalid(SIZES, plain, "a table of sizes")
     sizes: dict[str, Any] = dict(preset.sizes)
@@ -352,7 +355,7 @@ def _require_usable(preset: Preset) -> None:
 
 
 def seeds_text(of_size: Mapping[str, int]) -> str:
-    """Formats the most common number of seeds, then exceptions, as in `3 (2B 1, 5B 1)`."""
+    """Formats each size's number of seeds. `3 (2B 1, 5B 1)`: 1 for 2B and 5B, 3 for other sizes."""
     counts = list(of_size.values())
     common = max(counts, key=counts.count)
     others = ", ".join(f"{size} {number}" for size, number in of_size.items() if number != common)

@@ -76,9 +76,10 @@ def write_again(plan: Plan) -> int:
 
 
 def approve_cost(plan: Plan, store: Store) -> None:
-    """Prints the predicted price of the missing nodes. Raises ValueError above --confirm-above.
+    """Prints the predicted price of the missing nodes.
 
-    Does not prompt, because a Ray job has no terminal.
+    Raises ValueError if it exceeds --confirm-above. A prompt is impossible, because a Ray job has
+    no terminal.
     """
     if plan.is_approved or not (work := find_left(plan, store)):
         return
@@ -116,7 +117,7 @@ def export_nodes(plan: Plan) -> int:
 
 
 def sum_up(observers: Observers) -> int:
-    """Prints failures, node counts, and the limit if one was reached. Returns the exit code."""
+    """Prints failures, node counts and a reached limit of hours or cost. Returns the exit code."""
     failures = observers.failures()
     for line in [*failures, f"\n{observers.counts()}"]:
         observers.say(line)
@@ -126,7 +127,10 @@ def sum_up(observers: Observers) -> int:
 
 
 def finish(observers: Observers, code: int) -> int:
-    """Writes the storage's index. Notifies the webhook if execution began. Returns `code`."""
+    """Writes the storage's index. Notifies the webhook if execution began.
+
+    Returns the exit code, `code`.
+    """
     uri = observers.plan.tracking_uri
     refresh_site(observers.store, uri, observers.say)
     observers.say(f"{'MLflow':12} {explain_opening(uri)}")
@@ -136,9 +140,10 @@ def finish(observers: Observers, code: int) -> int:
 
 
 def refresh_site(store: Store, tracking_uri: str, say: Callable[[str], None]) -> None:
-    """Writes the storage's index, and LINK_PAGE if it is missing and MLflow has no server.
+    """Writes the storage's index and, if MLflow has no server, LINK_PAGE unless it exists.
 
-    Links in reports lead to this page, which explains how to open MLflow. Only prints errors.
+    LINK_PAGE explains how to open MLflow, and links in reports lead to it. Prints errors instead of
+    raising them.
     """
     try:
         root = open_folder(store.root, writable=True)

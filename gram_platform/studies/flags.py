@@ -1,7 +1,7 @@
 """Declares and parses the flags of studies and searches.
 
-`--help` shows a box for each dataclass. A command has the shared boxes and one of its own.
-Only `make_plan.py` and searches read the values.
+`--help` shows a box for each dataclass. One box has the command's own flags, and all commands have
+the other boxes. Only `make_plan.py` and searches read the flags' values.
 """
 
 import functools
@@ -39,7 +39,6 @@ SET = tyro.conf.arg(name="set", metavar="FIELD=VALUE ...", help_behavior_hint=""
 Text, Texts = show_as(str, "TEXT"), show_as(tuple[str, ...], "TEXT ...")
 Place, Names = show_as(str, "FOLDER|URL"), show_as(tuple[str, ...], "NAME ...")
 Number, Amount = show_as(int, "INT"), show_as(float, "FLOAT")
-# Off unless it is given.
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
 
 
@@ -58,7 +57,6 @@ CHOICES = ConstructorRegistry()
 
 @CHOICES.primitive_rule
 def _choice(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """Parses a flag whose type is a Literal of strings. Help and errors omit ""."""
     if info.type_origin is not Literal:
         return None
     values = get_args(info.type)
@@ -301,9 +299,9 @@ class MemberFlags:
 
 @dataclass(frozen=True)
 class Flags:
-    """A command's flags. Only the type of `own` differs between commands.
+    """The values of a command's flags. `own` has the flags that only this command has.
 
-    Spaces or commas separate list values.
+    In lists, spaces or commas separate the values, but in `changes` only spaces.
     """
 
     own: Any = StudyFlags()
@@ -372,7 +370,6 @@ def boxes_of(own: type, values: Mapping[str, Iterable[str]] | None = None) -> An
 
 
 def _with_values(box: type, values: Mapping[str, Iterable[str]]) -> type:
-    """Returns a subclass of `box` whose flags accept only the given `values`."""
     declared = []
     for name, default in ((field.name, field.default) for field in fields(box)):
         if name in values:
@@ -382,7 +379,7 @@ def _with_values(box: type, values: Mapping[str, Iterable[str]]) -> type:
 
 
 def _fold(paragraph: str) -> str:
-    """Wraps a paragraph to the terminal's width. The indent keeps tyro from joining the lines."""
+    """Wraps a paragraph to the terminal's width. Without an indent, tyro would join the lines."""
     width = shutil.get_terminal_size().columns - 1
     return textwrap.fill(paragraph, width, subsequent_indent="    ", break_on_hyphens=False)
 

@@ -44,7 +44,6 @@ LINES_EVERY_S, BAR_EVERY_S = 15.0, 1.0
 NUM_TIMED = 20
 # Seconds between transfers of running nodes' curves to MLflow.
 LIVE_EVERY_S = 20.0
-# Seconds to wait for a webhook.
 TIMEOUT_S = 10.0
 # The webhook's event by exit code.
 EVENTS = {DONE: "done", FAILED: "failed", TIME_IS_UP: "limit reached"}
@@ -92,7 +91,7 @@ class LiveView:
         self.bar = self.bars.add_task("", total=None, left="")
 
     def start(self, nodes: Sequence[Node], progress: Progress) -> None:
-        """Starts showing `progress`. `nodes` must be named as in the storage."""
+        """Starts showing `progress`. The names of `nodes` must be those in the storage."""
         self.nodes, self.progress = {node.id: node for node in nodes}, progress
         self._done_before = frozenset(progress.done)
         self.bars.start()
@@ -162,7 +161,8 @@ class LiveView:
     def _seconds(self) -> dict[str, float]:
         """Estimates the duration of each node that is neither failed nor blocked.
 
-        Uses the median of ended nodes of the same kind and size, otherwise the planner's estimate.
+        Uses the median duration of ended nodes of the same kind and size. If there are none, uses
+        the planner's estimate.
         """
         typical = {kind: median(took) for kind, took in self._took.items()}
         unreachable = {*self.progress.failed, *self.progress.blocked}
@@ -238,7 +238,10 @@ def progress_gauges(study: str) -> Callable[[Mapping[str, int], Running], None]:
 
 
 def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | None) -> None:
-    """Prints `text`, or on a terminal the summary from `brief(is_wide)`, if given."""
+    """Prints `text`, or a summary if the console is a terminal and `brief` is given.
+
+    `brief(is_wide)` returns the summary.
+    """
     if brief is None or not console.is_terminal:
         console.print(Text(printable(text)), soft_wrap=True)
         return
@@ -305,7 +308,7 @@ class Mirror:
         self._running = {node.id: node for node in running}
 
     def finish(self, ids: Iterable[str]) -> None:
-        """Waits for pending transfers, then sends the nodes in `ids` that MLflow still lacks."""
+        """Waits for pending transfers, then sends those nodes in `ids` that MLflow still lacks."""
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
@@ -347,8 +350,8 @@ def message_of(
 ) -> dict[str, object]:
     """Returns the message for a webhook, without secrets.
 
-    `code` is the exit code. `what` has the counts of nodes and trials, or the error. The message
-    contains only the last folder of the storage's path.
+    `code` is the exit code. `what` is a text: the counts of nodes and trials, or the error. Of the
+    storage's path, the message contains only the last folder.
     """
     storage, event = mask_secrets(storage).rstrip("/").rpartition("/")[2], EVENTS[code]
     what = one_line("; ".join(what.splitlines()))

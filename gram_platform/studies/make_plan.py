@@ -260,10 +260,10 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
 
 
 def _read_compile(device: DeviceFlags) -> bool | None:
-    """Returns True to compile runs, False to compile none, None to compile those that gain time.
+    """Returns True to compile all runs, False to compile none, None for those that it speeds up.
 
-    Without flags, returns None. With --deterministic, returns False: torch.compile picks kernels by
-    timing, so sums may vary.
+    Without flags, returns None. With --deterministic, returns False: torch.compile measures
+    which kernel is fastest. This may differ between runs, and with it the rounding of sums.
     """
     if device.compile and device.no_compile:
         raise invalid("no_compile", True, "no value with --compile")
@@ -323,7 +323,7 @@ def read_hardware(text: str) -> tuple[int, str]:
 
 
 def read_ranks(texts: tuple[str, ...]) -> Ranks:
-    """Parses --num-workers. The default is AUTO ranks on GPUs, and one rank on CPUs."""
+    """Parses --num-workers. Default: the planner's choice of ranks on GPUs, one rank on CPUs."""
     ends_of: dict[str, tuple[int, int]] = {}
     for text in split_list(texts):
         size, _, value = text.rpartition("=")

@@ -194,7 +194,7 @@ class StudyObservers(Observers):
         return self.plan.budget.name_reached_limit(sum(self.hours.values()))
 
     def source(self) -> Iterator[Sequence[Node]]:
-        """Yields all nodes. With --through, yields size by size until a failure or a limit."""
+        """Yields all nodes, or with --through one size after another until a failure or limit."""
         if not self.plan.through:
             yield from super().source()
             return
@@ -211,7 +211,7 @@ class StudyObservers(Observers):
                 return
 
     def _write_full_tables(self, done: str) -> None:
-        """Writes the tables of each study in which the node `done` completes a size."""
+        """Writes the tables of each study in which the end of the node `done` completes a size."""
         for ids in self.unwritten.values():
             ids.discard(done)
         full = [key for key, ids in self.unwritten.items() if not ids]
@@ -226,7 +226,7 @@ class StudyObservers(Observers):
                 self.say(f"no table so far: {type(error).__name__}: {error}")
 
     def _write_so_far(self, record: StudyRecord) -> None:
-        """Writes an interim table and report. Reads the storage, as MLflow may lack new results."""
+        """Writes an interim table and report from the storage, because MLflow may lag behind."""
         measurement = MEASUREMENTS[record.measurement]
         results = measurement.read(record, self.store)
         if results is not None:

@@ -24,8 +24,8 @@ from gram_platform.studies.plan import Plan, StudyPlan
 def pack_corpora(plan: Plan, store: Store) -> None:
     """Packs the missing corpora in Ray tasks, or in this process with --in-process.
 
-    Raises ValueError if a run does not fit on any number of ranks, or if a domain has too little
-    packed text.
+    Raises ValueError if a run does not fit into memory on any number of ranks, or if a domain has
+    too little packed text.
     """
     for part in plan.studies:
         for run in (node for node in part.nodes if node.is_run):
@@ -44,13 +44,16 @@ def pack_corpora(plan: Plan, store: Store) -> None:
 
 
 def ray_workers(anywhere: bool = False, is_verbose: bool = False) -> Workers:
-    """Returns packing workers. For several tasks, they connect to Ray or start it."""
+    """Returns workers that pack a corpus. For several tasks, they connect to Ray or start it."""
     return part_workers(partial(connect, is_verbose), anywhere)
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """A domain with too little text in a split, counted in tokens for the first of `sizes`."""
+    """A domain with too little text in a split for the runs of `sizes`.
+
+    `available` and `needed` are numbers of tokens for the first of these sizes.
+    """
 
     domain: str
     split: str
@@ -72,7 +75,7 @@ class Shortage:
 
 
 def count_needed(nodes: Iterable[Node], data_id: str) -> dict[str, int]:
-    """Returns the most training sequences that any run on this data needs, by domain."""
+    """Maps each domain to the most training sequences that any run on this data needs."""
     needed: dict[str, int] = defaultdict(int)
     for run in runs_on(nodes, data_id):
         for part in (part for budget in run.config.data.domains for part in budget.pool):
@@ -85,7 +88,7 @@ def runs_on(nodes: Iterable[Node], data_id: str) -> list[Node]:
 
 
 def shortages(part: StudyPlan) -> list[Shortage]:
-    """Lists the domains and splits with too little text. Certain shortages come first."""
+    """Lists the domains and splits with too little text. Those certain to lack text come first."""
     short: dict[tuple[str, str, bool], Shortage] = {}
     for size, recipe in ((s, recipe) for s, recipes in part.recipes.items() for recipe in recipes):
         wanted = {
@@ -129,7 +132,7 @@ def require_enough_data(part: StudyPlan, corpus: PackedCorpus) -> None:
 
 
 def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
-    """Raises ValueError if a run's `document_end` is not -1 or the tokenizer's end of text."""
+    """Raises ValueError if a `document_end` is neither -1 nor the tokenizer's end-of-text token."""
     named = {run.config.model.document_end for run in runs_on(nodes, corpus.data_id)} - {-1}
     end = end_of_text_id(load_tokenizer(corpus.tokenizer_path)) if named else -1
     for wrong in named - {end}:

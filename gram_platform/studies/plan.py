@@ -28,7 +28,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class Choice:
-    """Selects the runs of a preset and their text. Fields are named after flags."""
+    """Selects which runs of a preset to execute, and their corpus. Fields are named after flags."""
 
     sizes: tuple[str, ...]
     seeds: int
@@ -37,7 +37,6 @@ class Choice:
     corpus: str
     core_label: str
     core_tokenizer: bool
-    # Where results and fetched text are kept.
     storage: str
     instructions: str = ""
     adjacent: tuple[str, ...] = ()
@@ -47,8 +46,8 @@ class Choice:
 class StudyPlan:
     """The plan of a study or a search on a corpus.
 
-    `entries` repeats a node for each method that uses it. `nodes` has each node once. A search has
-    the nodes that all trials need, and those of example trials.
+    `entries` has the nodes of each method, and so repeats a node that several methods use. `nodes`
+    has each node once. A search has the nodes that all trials need, and those of example trials.
     """
 
     study: Study
@@ -124,11 +123,11 @@ class StudyPlan:
         return store.study_dir(self.name)
 
     def share_left(self) -> float:
-        """Returns 1.0, or in an Optuna search the share of trials that are not complete."""
+        """Returns the share of incomplete trials in an Optuna search, and 1.0 in any other plan."""
         return 1.0
 
     def on(self, device: str) -> Self:
-        """Returns the plan for a device. For `cpu`, it predicts CPU hours."""
+        """Returns the plan for a device. On `cpu`, the plan predicts CPU hours."""
         if device != CPU:
             return self
         return replace(self, ranks=replace(self.ranks, machine=MACHINES[CPU]))
@@ -139,10 +138,9 @@ class StudyPlan:
 
     @cached_property
     def costs(self) -> tuple[dict, ...]:
-        """The cost of each method at each size, as rows. Variants of equal cost share a row."""
+        """The rows of `method_costs` at each size. Variants with equal costs share a row."""
         # All seeds cost the same.
         settings = {(setting.size.name, setting.variant): setting for setting in self.settings}
-        # Variants by size and cost.
         variants_of = defaultdict(list)
         for (size, name), setting in settings.items():
             for cost in method_costs(setting, self.methods_of(setting), self.methods):
@@ -171,7 +169,6 @@ class Plan:
     # cpu or cuda; "" before it is chosen.
     device: str = ""
     in_process: bool = False
-    # Retrains diverged runs.
     retry_failed: bool = False
     verbose: bool = False
     dry_run: bool = False
@@ -186,7 +183,6 @@ class Plan:
     optuna_uri: str = ""
     # The most trials at once. 0 is as many as fit.
     max_concurrent: int = 0
-    # Rewrites a search's report, starts no trial.
     report_only: bool = False
     # Whether torch.compile compiles runs; None: GPU runs that gain time.
     compiled: bool | None = None
@@ -206,14 +202,14 @@ class Plan:
         return unique(node for part in self.studies for node in part.entries)
 
     def on(self, device: str) -> "Plan":
-        """Returns the plan for a device. For `cpu`, it predicts CPU hours and prices."""
+        """Returns the plan for a device. On `cpu`, the plan predicts CPU hours and their price."""
         studies, budget = tuple(part.on(device) for part in self.studies), self.budget
         if device == CPU:
             budget = replace(budget, dollars_per_hour=MACHINES[CPU].dollars_per_hour)
         return replace(self, device=device, budget=budget, studies=studies)
 
     def works(self) -> Iterable[tuple[Ranks, StudyWork]]:
-        """Yields (ranks, work of the studies with these ranks). Skips searches."""
+        """Yields (ranks, work of all studies whose `ranks` are equal to these). Skips searches."""
         parts = [part for part in self.studies if not part.has_trials]
         for ranks in dict.fromkeys(part.ranks for part in parts):
             nodes = unique(node for part in parts if part.ranks == ranks for node in part.entries)
@@ -226,8 +222,8 @@ class Plan:
     def with_ranks(self, num_slots: int, begun: Mapping[str, int]) -> "Plan":
         """Returns the plan with a number of ranks for each size of its studies.
 
-        A search keeps the fewest ranks that fit, because it fills the cluster with parallel trials.
-        Arguments and errors are as in `StudyWork.choose`.
+        In a search, runs keep the fewest ranks on which they fit into memory, because parallel
+        trials fill the cluster. Arguments and errors are as in `StudyWork.choose`.
         """
         for part in self.studies:
             if part.has_trials:
@@ -249,7 +245,7 @@ def amount(value: float) -> str:
 def plan_hours(
     nodes: Sequence[Node], machine: Machine, ids: Collection[str] | None = None
 ) -> float:
-    """Predicts the machine hours of the nodes in `ids`, or of all nodes if it is None.
+    """Predicts the machine hours of the nodes in `ids`, or of all `nodes` if `ids` is None.
 
     `nodes` must include the runs that the evaluations need.
     """
@@ -262,9 +258,9 @@ def plan_hours(
 def rung_text(
     of_size: Mapping[str, Sequence[Node]], spent: float, machine: Machine, has_failed: bool
 ) -> str:
-    """Compares a size's hours with their prediction, and predicts the next size's hours.
+    """Compares the hours spent on a size with their prediction, and predicts the next size's hours.
 
-    `of_size` maps this size, and the next size if there is one, to their nodes.
+    `of_size` maps this size's name, and then the next size's if there is one, to their nodes.
     """
     (size, predicted), *following = (
         (name, plan_hours(nodes, machine)) for name, nodes in of_size.items()
@@ -281,7 +277,7 @@ def rung_text(
 
 @dataclass(frozen=True)
 class Left:
-    """A study's unfinished nodes, without those that also belong to earlier studies of the plan."""
+    """A study's unfinished nodes, except those that an earlier study of the plan has too."""
 
     part: StudyPlan
     ids: frozenset[str]
@@ -294,7 +290,7 @@ class Left:
 
 
 def work_left(studies: Iterable[StudyPlan], done: Collection[str]) -> list[Left]:
-    """Returns the remaining work of each study or search. `done` has ids of finished nodes."""
+    """Returns the remaining work of each study or search. `done` contains ids of ended nodes."""
     seen, work = set(done), []
     for part in studies:
         ids = {node.id for node in part.nodes} - seen
@@ -327,7 +323,7 @@ def predict(work: Sequence[Left]) -> str:
 
 
 def sharing(studies: Sequence[StudyPlan]) -> str:
-    """Describes how many runs the studies have, and how much they save by sharing runs."""
+    """Describes how many runs the studies have, and how many runs and hours sharing saves."""
     runs = [node for part in studies for node in part.nodes if node.is_run]
     machine, union = studies[0].machine, unique(runs)
     alone, together = (sum(estimate_hours(node, machine) for node in of) for of in (runs, union))

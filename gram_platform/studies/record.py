@@ -99,15 +99,15 @@ def _facts(part: StudyPlan, seeds: str, first_seed: int) -> Iterator[str]:
     yield from (f"Against its evidence: {doubt}." for doubt in part.law_doubts)
 
 
-# The study that measures the errors of compute ratios.
 CALIBRATION_STUDY = "calibration"
 
 
 def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
     """Returns the errors of compute ratios that `nearest_errors` chooses for the study's sizes.
 
-    Each dict has `size, class, ratio, difference, num_shares, measured_on`. If the storage has a
-    calibration on the same data, its errors replace the packaged ones for the same corpus and size.
+    Chooses from the packaged errors. If the storage has a calibration study on the same data, its
+    errors replace packaged ones of the same corpus, size and class. Each dict has `size, class,
+    ratio, difference, num_shares, measured_on`.
     """
     corpus, errors = part.choice.corpus, []
     own = load_calibration(Store(part.choice.storage), corpus, part.data_id)
@@ -126,8 +126,8 @@ def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFra
     """Returns the errors that the storage's calibration study measured, with FILE_COLUMNS.
 
     The frame is empty if that study used data other than `data_id`; "" accepts any data. Omits
-    incomplete sizes: the longest baselines have the smallest errors and are trained first, so these
-    sizes would look too accurate.
+    sizes with unfinished nodes: the longest baselines are trained first and have the smallest
+    errors, so the errors of such a size would be too small.
     """
     record = readable_record(store, CALIBRATION_STUDY)
     # Another study may have this name.
@@ -168,7 +168,7 @@ CHOSEN_TAGS, CHOSEN_PARAMS = ("method", "size", "seed"), ("preset", "data_id")
 def begin_record(store: Store, record: StudyRecord) -> None:
     """Writes a new submission's record.
 
-    An existing page for other runs or other data moves to the history.
+    Moves the page of an earlier submission to the history if its runs or data were different.
     """
     folder, kept = store.study_dir(record.name), store.history_dirs(record.name)
     history = folder.child(HISTORY)

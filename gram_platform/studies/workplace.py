@@ -130,8 +130,8 @@ def require_gpu(plan: Plan, store: Store) -> None:
 def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, int]:
     """Returns (plan with a number of ranks for each size, number of slots).
 
-    0 slots means as many as the plan can use. A dry run does not start Ray. Raises the errors of
-    `Plan.with_ranks`.
+    A number of 0 slots means that there is no limit. A dry run does not start Ray. Raises the
+    errors of `Plan.with_ranks`.
     """
     open_sizes = {size for part in plan.studies for size in part.open_sizes}
     ids = {node_id for left in find_left(plan, store) for node_id in left.ids}
@@ -148,7 +148,7 @@ def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, in
 def _slots_there(plan: Plan, is_dry: bool) -> int:
     """Returns how many ranks Ray or this machine can run at once, at most --max-gpus.
 
-    If there are no GPUs or the cluster's limit is unknown, returns --max-gpus, by default 0.
+    If there are no GPUs or the cluster's limit is unknown, returns --max-gpus, or 0 without it.
     """
     if plan.in_process:
         return 1
@@ -198,7 +198,7 @@ def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) ->
 def division_of(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool
 ) -> Division:
-    """Divides a run into ranks and passes to fit into memory. Adds advice on saving memory."""
+    """Divides a run on `num_ranks` into passes that fit into memory. Adds advice to save memory."""
 
     def gib(number: int, recomputes: bool) -> str:
         passes = plan_passes(run, number, machine, device, recomputes)
@@ -242,9 +242,10 @@ DRIVER = "driver"
 
 
 def advice_on_place() -> str:
-    """Returns advice to run the driver on a machine of its own, or "".
+    """Returns advice to start the driver on another machine, or "".
 
-    Gives advice if Ray has no CPUs here, and the cluster can grow or has driver machines.
+    Gives advice if Ray has no CPUs on this machine, and the cluster can grow or has machines for
+    drivers.
     """
     here = ray.get_runtime_context().get_node_id()
     cpus = sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
@@ -292,9 +293,11 @@ Devices = dict[str, Literal["cpu", "cuda"]]
 def choose_device(plan: Plan, store: Store) -> str:
     """Returns --device, otherwise the device on which a study began, otherwise an available one.
 
-    May return "" if no work remains. Raises ValueError if a study began on another device, if
-    --in-process finds no GPU for cuda, or if the cluster starts machines on demand and a study for
-    GPUs has no device yet.
+    May return "" if no work remains. Raises ValueError in these cases:
+
+    - A study began on another device.
+    - The device is cuda, but --in-process finds no GPU.
+    - The cluster starts machines on demand, and a study for GPUs has no device yet.
     """
     ended = find_ended(plan, store)
     known = (find_device(part, store, ended) for part in plan.studies)
@@ -333,7 +336,7 @@ def choose_device(plan: Plan, store: Store) -> str:
 
 
 def find_ended(plan: Plan, store: Store) -> set[str]:
-    """Returns the ids of ended nodes, which this submission does not execute."""
+    """Returns the ids of the ended nodes, which this submission need not execute."""
     return find_ended_ids(plan.nodes, store, plan.retry_failed)
 
 
@@ -379,7 +382,7 @@ def _require_same(part: StudyPlan, store: Store, device: str) -> None:
 
 
 def note_device(plan: Plan, store: Store, device: str) -> None:
-    """Stores the device of these studies. Raises ValueError if another device is stored."""
+    """Stores the device of the plan's studies. Raises ValueError if another one is stored."""
     for part in plan.studies:
         folder = part.folder(store)
         if began_on(part, store) != device:
