@@ -22,15 +22,14 @@ class Compilation:
 
     A function that fails is called again uncompiled, so it must be pure. If it fails again, its
     error is raised. If a function has run compiled in a forward pass, its recomputation in the
-    backward pass is compiled too, because both must save the same tensors. Each rank falls back by
-    itself, since compiled functions do not communicate.
+    backward pass is compiled too, because both must save the same tensors. A rank can fall back
+    while others do not, since compiled functions do not communicate.
     """
 
     def __init__(self, backend: str | Callable = "inductor"):
         """Limits the graphs per function. Beyond the limit, torch runs the function uncompiled.
 
-        The limit and the cache are global to the process, so the graphs of earlier runs are
-        dropped.
+        Drops the graphs of earlier runs in this process, which count towards the same limit.
         """
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
@@ -61,7 +60,10 @@ class Compilation:
     def attempt(
         self, compiled: Callable[..., Result], plain: Callable[..., Result], *inputs
     ) -> Result:
-        """Calls `compiled`, or `plain` after a failure other than running out of memory."""
+        """Calls `compiled`, or `plain` if this or another compiled function has failed.
+
+        Raises out-of-memory errors.
+        """
         if self.has_failed and compiled not in self.used:
             return plain(*inputs)
         try:
@@ -84,9 +86,9 @@ class Compilation:
 
 
 def compile_blocks(model: Transformer, compilation: Compilation) -> None:
-    """Compiles every block's trunk and auxiliary MLPs in place, before or after sharding.
+    """Compiles every block's trunk and auxiliary MLPs in place.
 
-    FSDP2's hooks stay outside the graphs.
+    Can be called before or after sharding, since FSDP2's hooks stay outside the graphs.
     """
     torch.compiler.assume_constant_result(repeats_keys)
     # The previous pass is no longer recomputed.
@@ -112,10 +114,11 @@ def fuse_cross_entropy(
 ) -> Callable[[TargetLogits, int, Callable], Tensor]:
     """Returns a compiled function that equals `objectives.cross_entropies` up to rounding.
 
-    It takes a pass's logits, the number of losses and `plain`. It returns the losses, or `plain()`
-    if compiling fails. Two compiled functions, for the losses and for the gradient, convert and
-    scale the logits while reading them. On a GPU, this moves at most 8 bytes per 2-byte logit: it
-    reads the logit three times and writes its gradient once. Separate operations move 32 bytes.
+    It takes a pass's logits, targets and weights, the number of losses and a function `plain`. It
+    returns the losses [M], or the result of `plain()` if compiling fails. Two compiled functions,
+    for the losses and for the gradient, convert and scale the logits while reading them. On a GPU,
+    this moves at most 8 bytes per 2-byte logit: it reads the logit three times and writes its
+    gradient once. Separate operations move 32 bytes.
 
     Shapes: B sequences, T tokens, V vocabulary, N = B x T, M micro-batches of a pass.
     """
@@ -179,7 +182,10 @@ def logits_gradient(
     logsum_N1: Tensor,
     scales_N1: Tensor,
 ) -> Tensor:
-    """Returns (p - 1[target]) x scale in the logits' dtype, using the results of `token_losses`."""
+    """Returns (softmax - one-hot target) x scale in the logits' dtype.
+
+    The statistics of the logits are from `token_losses`.
+    """
     p_NV = (logits_NV.float() - largest_N1 - logsum_N1).exp()
     is_target_NV = torch.arange(logits_NV.shape[1], device=logits_NV.device) == targets_N1
     return ((p_NV - is_target_NV.float()) * scales_N1).to(logits_NV.dtype)

@@ -52,8 +52,9 @@ class Separator:
 class ScheduleReader:
     """Reads the micro-batches of a run's schedule.
 
-    `arrays` has [num_sequences, seq_len + 1] tokens of every domain, in the order of the domain's
-    permutation if `permuted`. An objective that counts only responses needs a `separator`.
+    `arrays` has [num_sequences, seq_len + 1] tokens of every domain. `permuted` means that the rows
+    are stored in the order of the domain's permutation. Otherwise the reader permutes them. An
+    objective that counts only responses needs a `separator`.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class ScheduleReader:
     def weights(
         self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1
     ) -> tuple[Tensor, ...]:
-        """Returns (weights,) of a rank's share, float32 [micro_batch / num_ranks, seq_len].
+        """Returns a rank's loss weights: (float32 [micro_batch / num_ranks, seq_len],).
 
         Prompt tokens have weight 0. All response tokens have the same weight, such that the mean
         over all ranks is 1. Returns () if there is no separator.
@@ -173,10 +174,10 @@ def start_thread(name: str, target: Callable, *inputs: object) -> threading.Thre
 
 
 class Staging:
-    """Copies GPU tensors on a side stream into pinned memory, which is reused.
+    """Copies GPU tensors on a side stream into pinned memory.
 
     Other tensors are copied synchronously. The copies are complete after `wait`, which any thread
-    can call, and are valid until the next `copy`.
+    can call. The next `copy` may overwrite them.
     """
 
     def __init__(self) -> None:

@@ -84,7 +84,6 @@ def progress_losses(learner: Learner, arrays: Arrays, num_sequences: int) -> dic
     parts = [range(first, min(first + width, len(rows))) for first in range(0, len(rows), width)]
     losses = torch.zeros(len(rows), device=learner.device)
     for first in range(0, len(parts), learner.num_ranks):
-        # A rank without a part repeats the last one.
         part = parts[min(first + learner.rank, len(parts) - 1)]
         tokens_BT = tokens_of(rows[part.start : part.stop], learner.device)
         logits_BTV = learner.forward(tokens_BT[:, :-1], active)
@@ -105,7 +104,8 @@ def profile_losses(
 ) -> list[dict[str, float]]:
     """Returns every profile's `domain_losses`, bitwise equal to separate calls.
 
-    Profiles without active LoRAs or heads in the first block share one run of its trunk per batch.
+    For each batch, the first block's trunk runs only once for all profiles without active LoRAs or
+    attention heads in this block.
     """
     batches = _batches(model.config, arrays, domains, num_sequences, model.device)
     losses: list[list[Tensor]] = [[] for _ in profiles]
@@ -164,7 +164,6 @@ def _batches(
     num_sequences: int,
     device: torch.device | str,
 ) -> Batches:
-    """Batches each domain's first rows. Raises ValueError if a domain has too few rows."""
     require_sequences(arrays, domains, num_sequences)
     batch = evaluation_batch(config, device)
     starts = range(0, num_sequences, batch)
@@ -196,8 +195,9 @@ def sample_continuations(
 ) -> tuple[Tensor, Tensor]:
     """Returns sampled continuations (int64 tokens_BC, float64 surprisals_BC) on the CPU.
 
-    Each number of `uniforms_BC` selects a token. The surprisal is -log of the token's probability,
-    in nats. Raises ValueError unless prompt and continuation fit into the model's context.
+    For each of B prompts of P tokens, draws C tokens, one with each number of `uniforms_BC`. The
+    surprisal is -log of the token's probability, in nats. Raises ValueError
+    unless prompt and continuation fit into the model's context.
     """
     num_prompt, num_tokens = prompts_BP.shape[1], uniforms_BC.shape[1]
     # The model never reads the last token.
@@ -228,7 +228,7 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float = 1.0) -> tup
 
 
 class CachedAttention(nn.Module):
-    """Attention over the tokens of all calls. Every call after the first has one token."""
+    """Attention to the tokens of this and earlier calls. Calls after the first have one token."""
 
     def __init__(self, attention: Attention):
         super().__init__()
@@ -241,7 +241,8 @@ class CachedAttention(nn.Module):
     ) -> Tensor:
         """Attends from x_BTD to itself and the tokens of earlier calls.
 
-        Only the first call applies the mask, so later calls require that each row is one document.
+        Only the first call applies the document mask. If more calls follow,
+        each row must be one document.
         """
         first = 0 if self.cache is None else self.cache[0].shape[2]
         q_BHTh, *new = self.attention.heads(x_BTD, rotary, first)

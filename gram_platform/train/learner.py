@@ -1,9 +1,9 @@
-"""Holds what a run trains: the model, float32 master weights by set, optimizers and gradients.
+"""Holds what a run trains: the model, float32 master weights, optimizers and gradients.
 
 This learner runs in one process, and the multi-rank learner is in `sharding.py`. In float32 the
 model holds the master weights. In bfloat16 it holds a copy of every weight, and the gradient of
-each pass is added to the master in float32, as in FSDP2's mixed precision. Sets that a route does
-not train get no gradient, so AdamW skips them.
+each pass is added to the master in float32, as in FSDP2's mixed precision. Parameter sets that no
+route in a window trains get no gradient, so AdamW skips them.
 """
 
 import contextlib
@@ -73,8 +73,8 @@ class Learner:
         backward pass, which saves memory, costs time and leaves results bitwise equal. `compiled`
         compiles blocks and loss until compiling fails. `num_passes` splits this process's share of
         a micro-batch into passes, to save memory. `num_merged` is the most micro-batches that share
-        a pass, for fewer and larger products, and must be 1 for misdirection. One of the two must
-        be 1. Both change the gradient only by rounding.
+        a pass, for fewer and larger products, and must be 1 for misdirection. Either `num_passes`
+        or `num_merged` must be 1. Both change the gradient only by rounding.
         """
         assert 1 in (num_passes, num_merged)
         self.config, self.num_passes, self.num_merged = config, num_passes, num_merged
@@ -128,7 +128,6 @@ class Learner:
         return Misdirection(self.config, self.model, frozen.model, frozen.forward)
 
     def _freeze(self, start: Mapping[str, Tensor | RowsOnDisk], model: ModelConfig) -> "Learner":
-        """Makes a learner that never steps, with the layers of `model` and weights from `start`."""
         config = replace(self.config, model=model, objective=Objective())
         return type(self)(config, self.device, start)
 
@@ -161,7 +160,7 @@ class Learner:
         return self.fused_loss(logits, number, plain) if self.fused_loss else plain()
 
     def train_only(self, trained: frozenset[str]) -> None:
-        """Sets requires_grad so that the next backward pass reaches only the sets `trained`."""
+        """Sets requires_grad so that backward passes reach only the parameter sets in `trained`."""
         if trained == self._trained:
             return
         for name, parameter in self.model.named_parameters():
@@ -195,7 +194,7 @@ class Learner:
         return clip_gradients(self.master_sets, self.config.optimizer)
 
     def step(self, rate: float) -> None:
-        """Runs AdamW on sets with gradients, clears the gradients, and updates the model."""
+        """Runs AdamW on parameter sets with gradients, clears the gradients, updates the model."""
         trained = [
             name
             for name, named in self.master_sets.items()
@@ -291,9 +290,9 @@ def starting_weights(
 ) -> Iterator[tuple[str, Piece]]:
     """Yields (name, float32 piece) for every parameter.
 
-    If `start` has the name, the piece holds the rows that `rows_of` gives. Otherwise it holds all
-    rows, drawn from the seed. `start` can be empty or lack modules, since a branch adds modules to
-    its base. Raises ValueError for any other difference.
+    If `start` has the name, the piece holds this process's rows of the start (`rows_of`). Otherwise
+    it holds all rows, drawn from the seed. `start` can be empty, or lack modules that a branch adds
+    to its base. Raises ValueError if other names, or shapes, differ from the model's.
     """
     left = dict(start)
     for name, shape in parameter_shapes(config.model).items():
@@ -332,10 +331,10 @@ def add_noise(config: RunConfig, name: str, piece: Piece) -> Piece:
 def probe_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
     """Returns the gradient norm of each module's matrices, by the module's domain.
 
-    `sequences` [num_sequences, seq_len + 1] are the probed domain's first sequences. All modules
-    are active and get gradients, as in an unlabelled batch, and the core gets none. Biases are left
-    out: MLP outputs are summed, so the output bias has the same gradient in every module, which
-    would dominate the norm of narrow modules.
+    Uses the first of `sequences` [num_sequences, seq_len + 1], which are from one domain. All
+    modules are active and get gradients, as in an unlabelled batch, and the core gets none. Biases
+    are left out: MLP outputs are summed, so the output bias has the same gradient in every module,
+    and would dominate the norm of narrow modules.
 
     A norm is the root mean square over `num_probed` micro-batches. Weights, optimizer states and
     gradients do not change. All ranks must call this.

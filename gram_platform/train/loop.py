@@ -90,10 +90,10 @@ def training_steps(
 def _accumulate_gradients(
     learner: Learner, window: list[MicroBatch], reader: ScheduleReader
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Runs all micro-batches forward and backward. Returns cross entropies and minimised losses.
+    """Runs all micro-batches forward and backward. Returns (cross entropies, minimised losses).
 
-    Both are means over ranks, read from the device once per window, because a read waits for all
-    queued work.
+    Both are means over ranks, one for each micro-batch. They are read from the device once per
+    window, because a read waits for all queued work.
     """
     num_losses, ranks = len(window) * learner.num_passes, (learner.rank, learner.num_ranks)
     values, num_done = torch.zeros(2, len(window), device=learner.device), 0
@@ -123,7 +123,8 @@ def _run_pass(
     """Runs a pass of `passes_of_window`, or a part of a micro-batch, forward and backward.
 
     Returns the micro-batches' detached cross entropies and minimised losses, [2,
-    len(micro_batches)]. The window has `num_losses` losses, and `is_last` marks its last pass.
+    len(micro_batches)]. Gradients are divided by `num_losses`, the number of the window's losses.
+    `is_last` marks the window's last pass.
     """
     number = len(micro_batches)
     trained = frozenset().union(*(micro_batch.route.trained for micro_batch in micro_batches))
@@ -140,7 +141,6 @@ def _run_pass(
     of_each = zip(micro_batches, losses_M.unbind(), parts, taught, strict=True)
     for micro_batch, loss, logits, target in of_each:
         domain, steered = micro_batch.domain, learner.misdirection
-        # A pass of misdirection has one micro-batch.
         activations = steered.activations(domain, tokens_BT[:, :-1]) if steered else None
         objective = learner.config.objective
         to_minimise.append(training_loss(objective, domain, loss, logits, activations, target))

@@ -73,7 +73,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _fill(grad_NV: Tensor, logits_NV: Tensor, targets_N1: Tensor, divisor: int) -> Tensor:
-    """Fills `grad_NV` with (p - 1[target]) / divisor. Returns losses_N1."""
+    """Fills `grad_NV` with (softmax - one-hot target) / divisor. Returns losses_N1."""
     log_p_NV = F.log_softmax(logits_NV, dim=-1, dtype=torch.float32)
     losses_N1 = -log_p_NV.gather(1, targets_N1)
     grad_NV.copy_(_subtract_targets(log_p_NV.exp_(), targets_N1, 1.0).div_(divisor))
@@ -186,13 +186,17 @@ class Misdirection:
     On forget domains the target is a fixed random vector of norm `steering`. Before scaling, its
     components are drawn from the seed, uniformly in [0, 1), as in the authors' code. On other
     domains the target is the layer's output at the start of the run. The parameters `above` the
-    layer are never trained. Losses computed through them are only reported, without a graph.
+    layer are never trained. The cross entropy computed with them is only reported, without a
+    gradient.
     """
 
     def __init__(
         self, config: RunConfig, model: Transformer, frozen: Transformer, run_frozen: Callable
     ):
-        """`frozen` has the first layers as of step 0. `run_frozen(tokens_BT, active)` runs them."""
+        """`run_frozen(tokens_BT, active)` runs `frozen`.
+
+        `frozen` has the layers up to the compared one, with the weights of the run's start.
+        """
         self.objective, self.run_frozen = config.objective, run_frozen
         values_D = uniforms(hash_key(config.seed, MISDIRECTION), np.arange(config.model.d_model))
         direction_D = torch.from_numpy(values_D / np.linalg.norm(values_D)).float()

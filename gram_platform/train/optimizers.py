@@ -1,4 +1,4 @@
-"""Updates parameter sets: learning rate, AdamW for each set, clipping, and norms by set.
+"""Updates parameter sets: learning rate, an AdamW for each set, clipping, and norms by set.
 
 Functions take lists of tensors, so that a GPU needs few kernels. Of a sharded tensor, they use only
 this rank's rows.
@@ -18,10 +18,11 @@ Sets = Mapping[str, Mapping[str, nn.Parameter]]
 
 
 def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
-    """Returns the learning rate of step 0 <= step < num_steps: warm-up, constant, decay.
+    """Returns the learning rate of `step`, where 0 <= step < num_steps.
 
     It rises linearly from peak/warmup_steps to peak, stays constant, and falls linearly to
-    peak/decay_steps at the last step. Fractions are of `num_steps`, rounded to whole steps.
+    peak/decay_steps at the last step. warmup_steps and decay_steps are the config's fractions of
+    `num_steps`, rounded.
     """
     warmup_steps = round(config.warmup_fraction * num_steps)
     decay_steps = round(config.decay_fraction * num_steps)
@@ -33,14 +34,14 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
 
 
 def set_learning_rate(optimizers: Mapping[str, torch.optim.AdamW], rate: float) -> None:
-    """Sets the same rate for all optimizers, however rarely a set is trained [ours]."""
+    """Sets the same rate for all optimizers, even if routes train some sets rarely [ours]."""
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
             group["lr"] = rate
 
 
 def make_optimizers(config: OptimizerConfig, sets: Sets) -> dict[str, torch.optim.AdamW]:
-    """Makes an AdamW for each set. Vectors get weight decay only with `decay_vectors`."""
+    """Makes an AdamW for each parameter set. Vectors get weight decay only with `decay_vectors`."""
     return {name: _adamw(config, list(parameters.values())) for name, parameters in sets.items()}
 
 
@@ -110,7 +111,7 @@ def _norms(groups: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
 
 
 def _tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns every tensor's norm. A sharded tensor's norm is over all ranks of one copy."""
+    """Returns every tensor's norm. A sharded tensor's norm is over the rows of all ranks."""
     norms = torch.stack(torch._foreach_norm(_locals(tensors)))
     if not _is_sharded(tensors[0]):
         return norms

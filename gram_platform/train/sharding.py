@@ -28,7 +28,7 @@ from gram_platform.train.optimizers import Sets
 
 
 def rank_mesh(device: str, shards: int) -> DeviceMesh:
-    """Returns the mesh of all ranks, or of machines x ranks if each machine has a copy.
+    """Returns a mesh [ranks], or [machines, ranks] if each machine has a copy of the weights.
 
     Each machine has a copy if all machines have `shards` ranks. Otherwise all ranks share one copy.
     Ray Train sets LOCAL_WORLD_SIZE and numbers the ranks of a machine consecutively.
@@ -52,7 +52,6 @@ class ShardedLearner(Learner):
     _is_evaluating = False
 
     def _build(self, weights: Iterable[tuple[str, Piece]]) -> tuple[nn.Module, Sets]:
-        """Shards the model on the meta device, then fills this rank's rows, weight by weight."""
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         model_config, kind = self.config.model, self.device.type
         self.sharing = sharing_of(model_config, self.config.precision, self.num_ranks, kind)
@@ -72,7 +71,6 @@ class ShardedLearner(Learner):
         return model, parameters_by_set(model)
 
     def _shard(self, model: Transformer) -> None:
-        """Shards the model by groups of parameters that are gathered and reduced together."""
         policy = MixedPrecisionPolicy(
             DTYPES[self.config.precision], torch.float32, cast_forward_inputs=False
         )
@@ -85,12 +83,14 @@ class ShardedLearner(Learner):
             fully_shard(group, mesh=self.mesh, mp_policy=policy)
 
     def _set_reshard_after_forward(self, is_wanted: bool) -> None:
-        """Sets whether weights are freed after a forward pass. Those of the head never are."""
         self.model.set_reshard_after_forward(is_wanted)
         self.model.lm_head.set_reshard_after_forward(False)
 
     def _warm_up(self) -> None:
-        """Runs a first pass with all weights trainable, so that FSDP2 sets every reduce dtype."""
+        """Runs a first pass with all weights trainable.
+
+        FSDP2 sets reduce dtypes in the first pass, and only for trainable weights.
+        """
         for parameter in self.model.parameters():
             parameter.requires_grad_(True)
         self._trained = None
@@ -137,8 +137,8 @@ class ShardedLearner(Learner):
         """Accumulates full gradients on each rank, and reduces them in the window's last pass.
 
         With `reduces_every_pass`, ranks reduce in every pass and accumulate only their rows.
-        The last pass also reshards all weights. Sets that it does not reach are reduced by
-        FSDP2's final callback.
+        The last pass also reshards all weights. FSDP2's final callback reduces the parameter sets
+        that the last pass does not reach.
         """
         self.model.set_requires_gradient_sync(is_last or self.sharing.reduces_every_pass)
         self.model.set_reshard_after_backward(is_last or not self.sharing.keeps_gathered)
@@ -168,7 +168,7 @@ class ShardedLearner(Learner):
             yield name, self.masters[name].detach().full_tensor()
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Returns (first, stop) of this rank's rows of a weight or moment. Scalars stay whole."""
+        """Returns (first, stop) of this rank's rows of a tensor. Scalars stay whole."""
         if not shape:
             return all_rows(name, shape)
         last = self.mesh.ndim - 1

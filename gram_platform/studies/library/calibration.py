@@ -16,7 +16,6 @@ from gram_platform.studies.library import scaling, stories
 # The baselines to which all others are compared.
 REFERENCE = "reference"
 SHARES = (0.25, 0.35, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
-# Added to the seeds of the compared baselines.
 OTHER_SEEDS = 100
 BASES = {
     "demo": scaling.DEMO,

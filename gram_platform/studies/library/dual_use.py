@@ -1,4 +1,4 @@
-"""Declares the study of all methods on dual-use domains, and presets that share its runs."""
+"""Declares the study of all methods on dual-use domains, and presets of other studies."""
 
 from dataclasses import replace
 
@@ -116,7 +116,7 @@ DEMO_PARTIAL = {
 
 
 def core_alone(preset: Preset, widths: tuple[float, float] = PAPER_WIDTHS, **changes) -> Preset:
-    """Returns a preset that compares methods only on core, with half of the labels.
+    """Returns a preset that compares methods only on the profile core, with half of the labels.
 
     The baseline and filtering are also trained with all labels.
     """

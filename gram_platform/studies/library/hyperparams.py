@@ -1,4 +1,5 @@
-"""Declares the sweeps of GRAM's p_cr and p_as, and of FT-LoRA's p_ca.
+"""Declares the sweeps of GRAM's core robustness (p_cr) and auxiliary spread (p_as), and of
+FT-LoRA's ratio of core to auxiliary batches (p_ca).
 
 Source: the paper's "Hyperparameter Appendix".
 """

@@ -1,4 +1,4 @@
-"""Declares the study of all methods on stories, and presets that share its runs."""
+"""Declares the study of all methods on stories, and presets of other studies."""
 
 from dataclasses import replace
 

@@ -1,6 +1,7 @@
 """Defines and plans searches.
 
-A search's `kind` imports Ray, Optuna and MLflow, so it is loaded after the flags are read.
+The class that `Search.kind` names is imported after the flags are read, because it imports Ray,
+Optuna and MLflow.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ class Search(Study):
 
 
 def optuna_place(uri: str, storage: str, is_written: bool = False) -> str:
-    """Returns the URL of Optuna's database. The default is SQLite in a local storage.
+    """Returns the URL of Optuna's database: `uri`, or else a SQLite file in the local `storage`.
 
-    If `is_written`, raises PermissionError for a file without write permission.
+    If `is_written`, raises PermissionError unless this process may write to the file.
     """
     from gram_platform.config.crash_safe import require_rights
     from gram_platform.tracking.database import (
@@ -83,7 +84,7 @@ def optuna_place(uri: str, storage: str, is_written: bool = False) -> str:
 
 
 def make_search_plan(search: Search, flags: Flags) -> Plan:
-    """Returns the plan of a search with its nodes. A ValueError names the invalid flag."""
+    """Returns the plan of a search with its nodes. Raises ValueError that names an invalid flag."""
     own = flags.own
     assert isinstance(own, TrialFlags)
     part = read_study(search, flags, flags.subject.changes)
@@ -108,7 +109,7 @@ def make_search_plan(search: Search, flags: Flags) -> Plan:
 def search_plan_of(
     part: StudyPlan, given: Mapping[str, Any], optuna_uri: str, is_dry: bool
 ) -> SearchPlan:
-    """Adds corpora and settings to a search. `given` has the other fields of `kind`."""
+    """Adds corpora and settings to a search. `given` has the other fields of the kind's class."""
     from gram_platform.studies.searches.search_plan import SearchPlan
 
     recipes = resolve_corpora(part.preset, part.choice)

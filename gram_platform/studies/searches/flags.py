@@ -1,4 +1,4 @@
-"""Declares the flags of each kind of search, and converts them into the fields of its class.
+"""Declares the flags of each kind of search, and converts them into the fields of the kind's class.
 
 Imports only modules that load fast, so that help and flag errors appear quickly.
 """
@@ -67,7 +67,7 @@ class GridFlags(TrialFlags):
 
 @dataclass(frozen=True)
 class Grids:
-    """A preset's grids: one per size, or factors of each size's peak rate and batch."""
+    """A preset's grids: one for each size, or factors that multiply its peak rate and batch."""
 
     # Rows or columns by which each side may grow.
     max_extensions: int
@@ -177,7 +177,7 @@ class Knob:
 
 
 def _with_ratio(setting: Setting, value: float) -> Setting:
-    """Sets p_ca. If `constant_branches`, also sets p_af to keep the length of branches constant."""
+    """Sets p_ca. If `constant_branches`, sets p_af such that branches are as long as at p_ca 1."""
     branching = replace(setting.options.branch_module, core_ratio=value)
     if setting.conventions.constant_branches:
         branching = replace(branching, aux_factor=2.0 / (1.0 + value))

@@ -131,7 +131,10 @@ class HyperparameterSweep:
         return [(point, self.nodes(point)) for point in points]
 
     def points(self) -> tuple[list[tuple[str, Point]], list[str]]:
-        """Returns (named points, []). Points that reuse the run of an earlier point come last."""
+        """Returns (points with their names, no announcements).
+
+        Points that reuse the run of an earlier point come last.
+        """
         seen, points, later = set(), [], []
         for point, (run, *_) in self.trials():
             (later if run.id in seen else points).append((trial_name(point), point))
@@ -191,7 +194,9 @@ def _analyse(
     curves: pd.DataFrame,
     sizes: Sequence[str],
 ) -> SweepAnalysis | None:
-    """Returns the analysis, or None until curves and evaluated trials and baselines exist."""
+    """Returns the analysis. Returns None until there are learning curves, and evaluations of
+    a baseline and a trial.
+    """
 
     def gather(
         trials: Sequence[Trial], frame_of: Callable[[list[Node]], pd.DataFrame]

@@ -60,7 +60,6 @@ CORE_WEIGHT = 0.5
 # The prefix of a domain's loss in the `final` of a run's result, with all modules on.
 END_LOSS = "validation/loss/"
 TRIAL_COLUMNS = ["size", "parameters", "seed", "lr", "batch", "loss", "state", "run_id", "message"]
-# The columns for a log.
 OPTIMA_SHOWN = "size lr lr_low lr_high batch batch_low batch_high loss num_cells num_diverged notes"
 LAWS_SHOWN = "quantity coefficient exponent t_low t_high bootstrap_low bootstrap_high r2 sizes"
 LAWS_SHOWN += " left_out no_law"
@@ -106,7 +105,7 @@ def at(size: Size, cell: Cell) -> Size:
 def objective(final: Mapping[str, float]) -> dict[str, float]:
     """Returns a run's `loss`, `core` and `auxiliary`, in nats per token.
 
-    `final` has a loss for each `validation/loss/DOMAIN`. Raises ValueError unless all are finite.
+    `final` maps `validation/loss/DOMAIN` to losses. Raises ValueError unless all are finite.
     """
     core = final[END_LOSS + CORE]
     others = [loss for name, loss in final.items() if name != END_LOSS + CORE]
@@ -148,7 +147,6 @@ class LrBatchGrid:
     grids: Mapping[str, Grid]
     # The fit uses cells within this fraction of the lowest loss; None: all cells.
     window: float | None
-    # As in `Grids`.
     max_extensions: int
 
     best_by = SearchObjective("loss", math.inf)
@@ -278,7 +276,7 @@ def _report(
 
 
 def trials_table(trials: pd.DataFrame, search: str = "") -> pd.DataFrame:
-    """Numbers the trials, and names columns as other searches do."""
+    """Adds the columns `search` and `trial` (a number), and renames `run_id` to `runs`."""
     renamed = trials.rename(columns={"run_id": RUNS})
     columns = ["size", "parameters", "seed", "lr", "batch", "loss", RUNS, "elapsed_s", "message"]
     numbered = renamed.assign(search=search, trial=range(len(trials)))

@@ -62,7 +62,10 @@ def maxent_at(setting: Setting, point: Point) -> Unlearning:
 
 
 def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
-    """Returns a point's run and evaluation. A study with these parameters has the same nodes."""
+    """Returns the nodes of a point: an unlearning run and its evaluation.
+
+    A study with these parameters has the same nodes.
+    """
     maxent = maxent_at(setting, point)
     options = replace(setting.options, maxent=maxent, maxent_profiles=(), elicitation=None)
     profile = name_profiles(setting)[point[PROFILE]]
@@ -95,7 +98,7 @@ def default_values(setting: Setting) -> Point:
 
 @dataclass(frozen=True)
 class MaxEntSearch:
-    """Runs an Optuna study for each profile. A trial unlearns from each seed's baseline.
+    """Runs an Optuna study for each profile. A trial unlearns from the baseline of each seed.
 
     All `settings` have the same size.
     """
@@ -173,7 +176,7 @@ class MaxEntSearch:
         ]
 
     def problem(self, search: SearchPlan, store: Store) -> "MaxEntSearch":
-        """Returns the search with curves fitted to stored baselines.
+        """Returns this search with `references`: learning curves fitted to the stored baselines.
 
         Raises ValueError if no baseline is complete or a fit fails.
         """
@@ -244,7 +247,6 @@ def _about(search: SearchPlan) -> str:
     )
 
 
-# The trials of each profile.
 Histories = Mapping[str, pd.DataFrame]
 
 
@@ -301,7 +303,9 @@ def at_edge(space: Space, point: Mapping[str, float]) -> str:
 
 
 def default_objectives(problem: MaxEntSearch, store: Store) -> dict[str, float]:
-    """Returns the objective at the preset's parameters for profiles that a study has run."""
+    """Returns the objective at the preset's parameters, for profiles on which a study has run
+    these parameters.
+    """
     objectives = {}
     for profile in problem.profiles:
         point = {PROFILE: profile, **default_values(problem.settings[0])}

@@ -61,7 +61,6 @@ class Round:
     hours_before: float
     # Ids of earlier submissions' nodes, which MLflow may lack.
     ids_before: Collection[str]
-    # An announcement, or "".
     text: str
 
 
@@ -69,10 +68,8 @@ class Round:
 class SearchPlan(StudyPlan):
     """The plan of a search, with a setting for each size and seed."""
 
-    # See the head of this module.
     kind: Any
     optuna_uri: str = ""
-    # A dry run contacts no database server.
     is_dry: bool = False
 
     has_trials = True
@@ -169,7 +166,7 @@ def list_rounds(
     problem: Problem,
     points: Callable[[], tuple[list[tuple[str, Point]], list[str]]],
 ) -> Iterator[Round]:
-    """Yields rounds of missing trials, longest first, until there are no new points.
+    """Yields rounds of missing trials until there are no new points. Long trials come first.
 
     `points` returns (all points with their names, announcements), and is called before each round.
     """
@@ -259,7 +256,7 @@ def view_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def attack_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the attacks among `nodes`. An attack without a result has a NaN loss."""
+    """Returns a row for each attack among `nodes`, with a NaN loss if it has no result."""
     complete = frame[frame["status"] == State.COMPLETE]
     return join_attacks(tags_frame(entries_of(nodes), "attack"), complete)
 
