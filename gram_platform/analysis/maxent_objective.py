@@ -1,15 +1,16 @@
-"""Computes the objective of MaxEnt's search: forget, plus a penalty for lost core and retain.
+"""Computes the objective of the search for MaxEnt's hyperparameters.
 
 The paper tunes learning rate and retain weight for each profile "via Bayesian optimization" and
 does not give the objective. Ours is
 
     forget + penalty_weight (max(0, floor - core) + max(0, floor - retain)).
 
-Forget, core and retain are mean compute ratios over the domains of their class. Every ratio is
-clipped to [0, HIGHEST_RATIO]. The floor applies to means over seeds, since even a baseline may be
-below it in one seed. Without clipping, extreme ratios could outweigh all others: a loss above an
-untrained model's has a negative ratio, and on a flat curve a slightly lower loss can have a huge
-one. The tables of studies do not clip.
+Forget, core and retain are mean compute ratios over the domains of their class and over seeds. The
+floor applies to these means, since in a single seed even a baseline may be below it.
+
+Every ratio is clipped to [0, HIGHEST_RATIO]. Otherwise one extreme ratio could outweigh all others:
+a loss above an untrained model's has a negative ratio, and on a flat curve a slightly lower loss
+can have a huge one. The tables of studies do not clip.
 """
 
 import math
@@ -29,7 +30,7 @@ METRIC = "objective"
 
 @dataclass(frozen=True)
 class MaxEntObjective:
-    """The forget ratio plus a penalty on core and retain, in [0, worst). Lower is better."""
+    """The forget ratio plus a penalty if core or retain is low, in [0, worst). Lower is better."""
 
     # At 10, a fall of forget from 1 to 0 makes up for a shortfall of 0.1.
     penalty_weight: float = 10.0
@@ -51,7 +52,9 @@ class MaxEntObjective:
         losses: Sequence[Mapping[str, float]],
         retained: Sequence[str],
     ) -> dict[str, float]:
-        """Returns the `score` of losses, given as {domain: nats per token} for each seed."""
+        """Converts losses, {domain: nats per token} for each seed, to ratios. Returns their
+        `score`.
+        """
         rated = {
             d: [reference.ratio(of_seed[d]) for of_seed in losses]
             for d, reference in references.items()
@@ -64,7 +67,7 @@ class MaxEntObjective:
         """Returns `objective, forget, penalty, core`, and `retain` if the profile retains a domain.
 
         `ratios` has one compute ratio per seed for every domain, including core. Raises ValueError
-        for NaN.
+        if one is NaN.
         """
         means = {d: fmean(_clip(d, ratio) for ratio in rated) for d, rated in ratios.items()}
         forget = fmean(means[d] for d in means if d != CORE and d not in retained)
@@ -78,9 +81,10 @@ class MaxEntObjective:
 def references_of(
     evaluations: pd.DataFrame, curves: pd.DataFrame, size: str
 ) -> dict[str, Reference]:
-    """Returns {domain: Reference} for a size, from the frames of `tables.StudyLosses`.
+    """Returns {domain: Reference} for a size, from frames of `tables.StudyLosses`.
 
-    Raises ValueError if there is no complete baseline, or if a curve cannot be fitted.
+    Raises ValueError if there is no baseline, if one lacks its curve or final losses, or if a curve
+    cannot be fitted.
     """
     of_size = (frame[frame["size"] == size] for frame in (evaluations, curves))
     fitted, notes = baseline_references(*of_size)

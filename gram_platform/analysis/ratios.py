@@ -1,8 +1,8 @@
 """Computes the compute ratio of each view and domain from stored losses and baselines' curves.
 
-The curves are fitted to the baselines of all seeds. The jackknife measures the error due to the
-curve: it leaves out one seed at a time, both its losses and its baseline. Source: Tukey's
-pseudo-values, whose t-interval over n seeds has n - 1 degrees of freedom.
+The curves are fitted to the baselines of all seeds. The jackknife measures the error of a mean over
+seeds, including the curve's error: it leaves out one seed at a time, both its losses and its
+baseline. Source: Tukey's pseudo-values, whose t-interval over n seeds has n - 1 degrees of freedom.
 
 A value that cannot be computed yields a note (what, why) instead of a number.
 """
@@ -28,7 +28,6 @@ ELICITED = "elicited"
 ROW = ["method", "size", "profile"]
 VIEW = ["method", "size", "seed", "profile"]
 PSEUDO = "pseudo_value"
-# How much the ratio falls for each nat that the loss rises.
 PER_NAT = "ratio_per_nat"
 PREFIX = "loss/"
 # `elicited` is the attacked domain. `loss` is NaN without a result.
@@ -65,7 +64,7 @@ class Reference:
         return ratio if abs(ratio) < LARGEST else math.copysign(math.inf, ratio)
 
     def ratios(self, losses: np.ndarray) -> np.ndarray:
-        """Returns the compute ratios of losses [N] > 0. NaN where `ratio` is infinite."""
+        """Returns the compute ratios of losses [N] > 0. NaN where `ratio` returns infinity."""
         values = compute_ratio(self.curve, losses, self.baseline_losses)
         return np.where(np.abs(values) < LARGEST, values, math.nan)
 
@@ -75,8 +74,9 @@ def baseline_references(
 ) -> tuple[dict, Notes]:
     """Returns ({(size, domain): Reference}, notes) for the sizes with a finished baseline.
 
-    A baseline is used if it has a curve and final losses. `leave_out` also fits the curve without
-    each seed in turn, for the jackknife. Notes name `only_seed`, the frames' only seed.
+    A baseline is used if it has a curve and final losses. With `leave_out`, each curve is also
+    fitted without each seed in turn, for the jackknife. If the frames have only one seed,
+    `only_seed` is its name in notes.
     """
     references, notes, of_seed = {}, [], f", seed {only_seed}" if only_seed else ""
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
@@ -138,8 +138,8 @@ def fit_pooled_curve(
 ) -> LearningCurve:
     """Fits a domain's learning curve to all points of runs that differ only in the seed.
 
-    `curves` comes from `load_curves` and `configs` from `load_configs`. Raises ValueError like
-    `fit_learning_curve`, if the configs differ in anything else, or if a run has no points.
+    `curves` comes from `load_curves` and `configs` from `load_configs`. Raises ValueError if the
+    configs differ in anything else, if a run has no points, or if `fit_learning_curve` raises it.
     """
     fields = differing_fields(configs.values())
     fields.pop("seed", None)
@@ -153,7 +153,7 @@ def fit_pooled_curve(
 
 
 def fits_frame(references: dict) -> pd.DataFrame:
-    """Returns FIT_COLUMNS, one row per size and domain."""
+    """Returns the fitted curves as FIT_COLUMNS, one row per size and domain."""
     rows = []
     for (size, domain), reference in references.items():
         curve, finals = reference.curve, np.array(reference.baseline_losses)
@@ -165,9 +165,9 @@ def fits_frame(references: dict) -> pd.DataFrame:
 def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd.DataFrame, Notes]:
     """Returns (rows, notes), with one row per view and domain. Skips sizes without a reference.
 
-    The columns are the view's, then `domain, class, loss, compute_ratio` (`Reference.ratio`). The
-    class is core for the core domain, retain for auxiliary domains that the view retains, and
-    forget for the others.
+    The columns of `evaluations` without losses are followed by `domain`, `class`, `loss` and
+    `compute_ratio` (`Reference.ratio`). The class is core for the core domain, retain for auxiliary
+    domains that the view retains, and forget for all other auxiliary domains.
     """
     carried = [c for c in evaluations.columns if not c.startswith(PREFIX)]
     complete = evaluations[evaluations["size"].isin([size for size, _ in references])]
@@ -193,10 +193,11 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
 def rate_attacks(
     attacks: pd.DataFrame, ratios: pd.DataFrame, references: dict
 ) -> tuple[pd.DataFrame, Notes]:
-    """Returns (rows, notes), with an `elicited` row for each forget row of an attacked profile.
+    """Returns (rows, notes). The rows have compute ratios after attacks, with class `elicited`.
 
-    The rows have the columns of `ratios`, and RECOVERY if `attacks` has ATTACK_CURVE and
-    `num_tokens`. Rows without an attack result have ratio NaN.
+    There is one for each row of class forget in `ratios` whose profile was attacked, with ratio NaN
+    if the attack has no result. The columns are those of `ratios`, and also RECOVERY if `attacks`
+    has ATTACK_CURVE and `num_tokens`.
     """
     columns, target = list(ratios.columns), [*VIEW, "domain"]
     attacked = set(attacks[ROW].itertuples(index=False, name=None))
@@ -235,7 +236,7 @@ def _unknown(rows: pd.DataFrame, why: str) -> Notes:
 
 
 def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
-    """Returns PER_NAT [N] > 0, how far each row's ratio falls per nat of loss. NaN if unknown."""
+    """Returns PER_NAT [N] > 0: how far each compute ratio falls per nat of loss. NaN if unknown."""
     values, losses = np.full(len(ratios), np.nan), ratios["loss"].to_numpy(float)
     losses = np.where(ratios["compute_ratio"].isna(), np.nan, losses)
     for key, rows in ratios.groupby(["size", "domain"]).indices.items():
@@ -249,17 +250,17 @@ def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
 
 
 def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
-    """Returns the jackknife's pseudo-values [N] of the rows of `ratios`.
+    """Returns the jackknife's pseudo-values [N] of the compute ratios in `ratios`.
 
-    A row of the table is the mean of the ratios x of n seeds. The pseudo-value of seed i is
+    A table averages the ratios x of n seeds. The pseudo-value of seed i is
 
         x_i + (n - 1) mean over j != i of (x_j - y_j),
 
-    where y_j is x_j on the reference without seed i. The pseudo-value is x_i if the reference is
-    fixed or lacks seed i. If the reference has m != n seeds, n - 1 is replaced by
-    sqrt((m - 1) (max(m, n) - 1) n / m), to keep the reference's part of the variance unbiased. NaN
-    if x_i is NaN or the reference without seed i yields no ratio. Pseudo-values can be averaged and
-    subtracted like their rows.
+    where y_j is the ratio of seed j against the reference without seed i. The pseudo-value is x_i
+    if the reference is fixed or lacks seed i. If the reference has m != n seeds, n - 1 is replaced
+    by sqrt((m - 1) (max(m, n) - 1) n / m), to keep the reference's part of the variance unbiased.
+    The pseudo-value is NaN if x_i is NaN or the reference without seed i yields no ratio.
+    Pseudo-values can be averaged and subtracted like ratios.
     """
     values, losses = (ratios[name].to_numpy(float) for name in ("compute_ratio", "loss"))
     names = dict.fromkeys(seed for reference in references.values() for seed in reference.without)
@@ -285,11 +286,7 @@ def _of_the_others(
     own: np.ndarray,
     num_baselines: np.ndarray,
 ) -> np.ndarray:
-    """Returns the second term of the formula in `pseudo_values`.
-
-    `group` [N] is each ratio's row in the table. `changes` [N, seeds] is how much each ratio falls
-    if its reference lacks a seed. `own` [N] is the column of the ratio's seed, or -1 if none.
-    """
+    """Returns the second term of the formula in `pseudo_values`."""
     is_known = ~np.isnan(values)
     num = np.bincount(group, is_known)[group] if len(group) else np.zeros(0)
     is_left_out = is_known & (own >= 0) & (num_baselines > 1) & (num > 1)
@@ -320,7 +317,7 @@ def sort_rows(
     sizes: Sequence[str],
     names: Sequence[str] = ("method", "size", "profile", "seed", "domain"),
 ) -> pd.DataFrame:
-    """Sorts rows by the columns in `names` that the frame has. `sizes` come before other sizes."""
+    """Sorts rows by those columns in `names` that the frame has. Sizes in `sizes` come first."""
     keys = {
         "method": method_key,
         "size": lambda s: (list(sizes).index(s) if s in sizes else len(sizes), size_key(s)),
@@ -334,6 +331,6 @@ def sort_rows(
 
 
 def profile_key(profile: str) -> tuple:
-    """Returns a sort key that orders core, core+..., all, mean."""
+    """Returns a sort key with the order core, core+a, core+a+b, all, mean."""
     last = {ALL: 1, MEAN: 2}.get(profile, 0)
     return last, str(profile).count("+"), str(profile)

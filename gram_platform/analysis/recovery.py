@@ -1,10 +1,10 @@
 """Measures how soon an attack recovers a removed domain, in steps and in tokens.
 
 An attack lowers the loss on the domain's validation text from the view's loss towards the mean loss
-of the reference's baselines. A mark is a share of this distance, and a time is the first step at
-which the loss reaches the mark, by linear interpolation between evaluations. A view that is no
-worse than the baseline needs 0 steps. If an attack stops before it reaches a mark, its length is a
-censored time.
+of the reference's baselines. A mark is a share of this distance. The time of a mark is the first
+step at which the loss reaches it, by linear interpolation between evaluations. A view that is no
+worse than the baseline needs 0 steps. If an attack ends before it reaches a mark, its number of
+steps is a censored time.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,12 @@ Curve = Sequence[tuple[float, float]]
 
 
 def recover(curve: Curve, start: float, end: float, mark: float) -> tuple[float, bool]:
-    """Returns (steps to get `mark` percent of the way from loss `start` to loss `end`, True).
+    """Returns (steps, True), the steps that an attack needs to reach a mark.
 
-    If the attack does not get there, returns (its length, False). `curve` has (step, loss) of at
-    least one evaluation, with losses in nats per token. Raises ValueError unless steps rise from
-    above 0, losses are finite and positive, and 0 < mark <= 100.
+    The mark is `mark` percent of the way from loss `start` to loss `end`. If it is not reached,
+    returns (the attack's number of steps, False). `curve` has (step, loss) of at least one
+    evaluation, with losses in nats per token. Raises ValueError unless steps rise from above 0,
+    losses are finite and positive, and 0 < mark <= 100.
     """
     require_real("mark", mark, 0.0, 100.0, open_low=True)
     steps, losses = np.array([(0.0, start), *curve], float).T
@@ -49,7 +50,7 @@ def recover(curve: Curve, start: float, end: float, mark: float) -> tuple[float,
 
 
 def recover_row(curve: Curve, num_tokens: float, start: float, end: float) -> list[float]:
-    """Returns RECOVERY for an attack on `num_tokens` tokens.
+    """Returns the values of RECOVERY for an attack on `num_tokens` tokens.
 
     All are NaN if `curve` is empty or another argument is not positive.
     """
@@ -62,10 +63,10 @@ def recover_row(curve: Curve, num_tokens: float, start: float, end: float) -> li
 
 
 def write_median(times: Sequence[float], is_reached: Sequence[bool]) -> str:
-    """Formats the median of times [n], or `> bound` if half or more of the marks were not reached.
+    """Formats the median of the times [n] in which attacks reached a mark.
 
-    For marks not reached, `times` has the attack's length. The median counts it as infinite. The
-    bound is the median of `times` as given.
+    If an attack did not reach it, `times` has the attack's length, which the median counts as
+    infinite. If half or more did not, returns `> bound`. The bound is the median of `times` itself.
     """
     median = np.median(np.where(is_reached, times, np.inf))
     return f"{median:.1f}" if np.isfinite(median) else f"> {np.median(times):.1f}"
@@ -74,8 +75,8 @@ def write_median(times: Sequence[float], is_reached: Sequence[bool]) -> str:
 def tabulate_recovery(per_seed: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     """Returns the columns `names` and RECOVERY, one row per combination of `names`.
 
-    `per_seed` has one row per view, the means over its attacks. Times are formatted by
-    `write_median`. `reached_*` is `k of n` if all attacks on k of n views reach the mark.
+    `per_seed` has one row per view, with means over the view's attacks. Times are formatted by
+    `write_median`. `reached_*` is `k of n`: on k of n views, all attacks reach the mark.
     """
     rows = []
     for key, group in per_seed[per_seed[EVERY].notna()].groupby(names, sort=False):

@@ -1,9 +1,13 @@
-"""Fits a quadratic in log learning rate and log batch to the loss, and finds its minimum.
+"""Fits a quadratic in log learning rate and log batch size to the loss, and finds its minimum.
 
-Source: the paper's appendix "Learning Rate and Batch Size Scaling". Ours: a surface that is not
-convex has no minimum, a minimum at or beyond the edge of the grid is flagged, fits can be
-restricted to cells near the best, and each seed adds a constant to the surface, its level. If the
-t-statistic of the smallest curvature is small, the curvature may be noise.
+Source: the paper's appendix "Learning Rate and Batch Size Scaling". Ours:
+
+- a surface that is not convex has no minimum
+- a minimum at or beyond the edge of the grid is flagged
+- fits can be restricted to cells (pairs of rate and batch) near the best
+- each seed adds a constant to the surface, its level.
+
+If the t-statistic of the smallest curvature is small, the curvature may be noise.
 """
 
 import math
@@ -16,7 +20,6 @@ from scipy.spatial import ConvexHull
 from gram_platform.analysis.intervals import positive
 from gram_platform.config.identity import invalid
 
-# The terms are 1, x, y, x^2, x y, y^2.
 NUM_COEFFICIENTS = 6
 # A minimum this close to the border, as a share of the grid's log span, is at the edge.
 EDGE_FRACTION = 0.01
@@ -58,7 +61,7 @@ class Optimum:
 
 @dataclass(frozen=True)
 class Surface:
-    """A quadratic in w = (log(lr, batch) - centre) @ whitening, which predicts the loss."""
+    """A quadratic in w = ((log lr, log batch) - centre) @ whitening, which predicts the loss."""
 
     # The coefficients [6] of 1, x, y, x^2, x y, y^2 in w.
     coefficients: np.ndarray
@@ -136,7 +139,7 @@ OUR_FIT = Fit()
 def fit_quadratic(
     lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], window: float | None = None
 ) -> Optimum:
-    """Fits one surface without seed levels, and returns its minimum."""
+    """Fits one surface as if all losses had the same seed, and returns its minimum."""
     return fit_surface(lr, batch, loss, None, Fit(window)).optimum()
 
 
@@ -147,9 +150,10 @@ def fit_surface(
     seeds: Sequence | None = None,
     fit: Fit = OUR_FIT,
 ) -> Surface:
-    """Fits a quadratic in (log lr, log batch) to losses [n]. A cell may have several seeds.
+    """Fits a quadratic in (log lr, log batch) to losses [n].
 
-    `seeds` [n] has the seed of each loss. If given, each seed has a level, and the surface predicts
+    A cell is a pair (lr, batch), and may have several seeds. `seeds` [n] has the seed of each loss.
+    If given, each seed adds a constant to the surface, its level, and the surface predicts the loss
     at the mean level. Without `seeds`, the minimum is unreliable if a cell lacks a seed. Raises
     ValueError if values are not finite and positive, if fewer than six cells are used, or if the
     cells do not determine the quadratic and the levels (only two rates, cells on one line, fewer
@@ -190,7 +194,7 @@ def fit_surface(
 
 
 def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
-    """Subtracts the level of its seed from each loss [n].
+    """Subtracts from each loss [n] the level of its seed, the constant that the seed adds.
 
     Levels come from a least-squares fit of loss = cell + level. `cell` [n] is the index of each
     loss's cell. A seed that shares no cell with another seed has level 0.
@@ -207,7 +211,7 @@ def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) 
 
 
 def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
-    """Returns the design matrix [num, K - 1] of the levels of K seeds.
+    """Returns the design matrix [num, K - 1] of the levels of K seeds, which sum to 0.
 
     The row of a loss has 1 in the column of its seed, or -1 in all columns for the last seed.
     `seeds` has the seed of each of the `num` losses, and is None for a single seed. Raises
@@ -239,10 +243,6 @@ def _cells(points: np.ndarray) -> np.ndarray:
 
 
 def _whiten(used: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the centre of `used` [m, 2], and the matrix that scales it to unit covariance.
-
-    The matrix is None if all cells lie on a line.
-    """
     centre, width = used.mean(axis=0), np.ptp(used, axis=0)
     if not width.min() > 0.0:
         return centre, None
@@ -260,11 +260,7 @@ def _design(w: np.ndarray) -> np.ndarray:
 def _least_squares(
     w: np.ndarray, loss: np.ndarray, levels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float] | None:
-    """Returns (coefficients [6], their covariance, rms residual).
-
-    Returns None if the coefficients are not determined. The covariance is NaN without residual
-    degrees of freedom. `levels` [n, K - 1] comes from `level_columns`.
-    """
+    """Returns (coefficients [6], their covariance, rms residual), or None if undetermined."""
     design = np.concatenate([_design(w), levels], axis=1)
     norms = np.sqrt(np.mean(design**2, axis=0))
     left, singular, right = np.linalg.svd(design / norms, full_matrices=False)
@@ -284,7 +280,6 @@ def _hessian(c: np.ndarray) -> np.ndarray:
 
 
 def _curvature_t(curvature: float, direction: np.ndarray, covariance: np.ndarray) -> float:
-    """Divides the curvature along `direction` by its standard error. Infinite for an exact fit."""
     x, y = direction
     gradient = np.array([0.0, 0.0, 0.0, 2.0 * x * x, 2.0 * x * y, 2.0 * y * y])
     variance = float(gradient @ covariance @ gradient)

@@ -1,10 +1,10 @@
 """Averages compute ratios within seeds and then over seeds, and formats tables as CSV and text.
 
 Source of the averages: the paper's appendix "Compute Ratio Methodology" and the numbers of
-`tab:synthetic`. Within a seed, the value of a class is the mean over all pairs of a profile and a
+`tab:synthetic`. Within a seed, the ratio of a class is the mean over all pairs of a profile and a
 domain. A mean of profile means would differ, since profiles forget different numbers of domains.
-Over seeds, it is the mean of these values with a 90% t-interval. Its width comes from the
-jackknife's pseudo-values (JACKKNIFE) or, as in the paper, from the seeds' values (CURVE_FIXED).
+Tables have the mean of these ratios over seeds, with a 90% t-interval. Its width comes from the
+jackknife's pseudo-values (JACKKNIFE) or, as in the paper, from the seeds' ratios (CURVE_FIXED).
 `missing` lists the values that cannot be computed. Losses in nats per token are averaged likewise.
 """
 
@@ -113,10 +113,10 @@ def analyse(
 ) -> Analysis:
     """Returns all tables of a study.
 
-    `sizes` is the order of the rows. The reference is the baselines in `unit`, by default those in
-    `losses`. With `own_baseline`, each seed is compared with its own baseline, as in the paper's
-    titration. Then `fits` has rows for each seed, and the `intervals` JACKKNIFE and CURVE_FIXED are
-    equal. Raises ValueError for a repeated view or attack.
+    Rows have the order of `sizes`. Ratios are measured against the baselines in `unit`, by default
+    those in `losses`. With `own_baseline`, each seed is compared with its own baseline, as in the
+    paper's titration. Then `fits` has rows for each seed, and the `intervals` JACKKNIFE and
+    CURVE_FIXED give equal results. Raises ValueError if a view or an attack occurs twice.
     """
     evaluations, attacks, declared = losses.evaluations, losses.attacks, losses.views
     unit = evaluations if unit is None else unit
@@ -158,7 +158,6 @@ def analyse(
 
 
 def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFrame:
-    """Returns each view's losses minus those of filtering in the same profile, by class."""
     columns = {name: name + MINUS_FILTERING for name in CLASSES}
     is_theirs, same = ratios["method"] == FILTERING, ["size", "seed", "profile", "domain", "class"]
     both = ratios[~is_theirs].merge(
@@ -176,11 +175,7 @@ def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFra
 def _compare(
     frames: Sequence[pd.DataFrame], intervals: str, seed: str = ""
 ) -> tuple[pd.DataFrame, pd.DataFrame, Notes]:
-    """Returns (ratios of views and attacks, fits of the baselines in `unit`, notes).
-
-    `frames` are (evaluations, curves, attacks, unit). If each seed is compared with its own
-    baseline, they contain only `seed`.
-    """
+    """Returns (ratios of views and attacks, fits of the baselines in `unit`, notes)."""
     evaluations, curves, attacks, unit = frames
     references, notes = baseline_references(
         unit, curves, leave_out=intervals == JACKKNIFE, only_seed=seed
@@ -204,13 +199,13 @@ def per_seed_frame(
 ) -> tuple[pd.DataFrame, Notes]:
     """Averages the column `value` over domains by view and class. Returns (rows, notes).
 
-    The columns are ROW, seed, CLASSES, `retained` and NUM_DOMAINS, the numbers of domains. A class
-    with an unknown domain is NaN.
+    The columns are ROW, `seed`, CLASSES, `retained` and NUM_DOMAINS, each class's number of
+    domains. A class's mean is NaN if the value of one of its domains is.
 
     Each method, size and seed also has a row with the profile `mean` and an empty `retained`. Its
     values are `pair_means` over profiles that retain at most one auxiliary domain, as in the paper.
-    Methods without these, such as the baseline, use all profiles. A seed that lacks one of the
-    profiles gets a note instead.
+    Methods without such profiles, such as the baseline, use all profiles. A seed that lacks one of
+    the profiles gets a note instead of this row.
     """
     by_class = ratios.groupby([*VIEW, "class"], sort=False)[value]
     means, counts = (
@@ -242,8 +237,8 @@ def per_seed_frame(
 def pair_means(views: pd.DataFrame, name: str) -> float:
     """Returns the mean of the class `name` over all pairs of a profile and a domain.
 
-    `views` are one seed's rows of `per_seed_frame`. NaN if no profile has the class, or if one of
-    its values is unknown.
+    `views` are one seed's rows of `per_seed_frame`. Each row's mean over its domains counts once
+    per domain. NaN if no profile has domains of the class, or if one of these means is unknown.
     """
     of_class = views[views[NUM_DOMAINS_OF[name]] > 0]
     if of_class.empty:
@@ -270,8 +265,8 @@ def over_seeds(
     """Averages the columns `values` of a `per_seed` frame over seeds, grouped by `names`.
 
     Returns `names`, means with t-intervals, and `num_seeds`, the smallest number of seeds of any
-    mean in the row. Intervals come from pseudo-values if the frame has any. A missing column yields
-    NaN.
+    mean in the row. Intervals come from pseudo-values if the frame has any. A column that the frame
+    lacks has mean NaN.
     """
     columns, rows = [*names, *values], []
     frame, spread = (f.reindex(columns=columns) for f in (per_seed, pseudo_frame(per_seed, values)))
@@ -291,9 +286,10 @@ def over_seeds(
 def join_notes(
     missing: Mapping[Hashable, pd.DataFrame], named: Callable[[list], str]
 ) -> pd.DataFrame:
-    """Merges the notes `what, why` of several frames, prefixed with the names of their frames.
+    """Merges the notes `what, why` of the frames in `missing`, {key: frame}.
 
-    Notes that all frames share get no prefix.
+    Each `what` gets the prefix `named(keys)`, with the keys of the frames that have the note. Notes
+    that all frames have get no prefix.
     """
     places: dict[tuple[str, str], list] = {}
     for place, frame in missing.items():
@@ -309,7 +305,7 @@ def join_notes(
 def find_mean_profiles(rows: pd.DataFrame) -> frozenset[str]:
     """Returns the profiles in `rows` that retain at most one auxiliary domain.
 
-    If `rows` lacks `retained`, leaves out `all`, whose domains are then unknown.
+    Without the column `retained`, the domains of the profile `all` are unknown, so it is left out.
     """
     few = frozenset(p for p in rows["profile"] if p not in (ALL, MEAN) and p.count("+") < 2)
     if "retained" not in rows:
@@ -319,13 +315,13 @@ def find_mean_profiles(rows: pd.DataFrame) -> frozenset[str]:
 
 
 def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
-    """Averages known ratios over seeds by ROW, domain, class and, if present, variant."""
+    """Averages known compute ratios over seeds by ROW, domain, class and, if present, variant."""
     keys = [*(c for c in (VARIANT,) if c in ratios), *ROW, "domain", "class"]
     return average_rows(ratios[ratios["compute_ratio"].notna()], keys, "compute_ratio")
 
 
 def average_rows(frame: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
-    """Averages the column `value` over seeds by `keys`. Adds interval, `num_seeds` and `runs`."""
+    """Averages the column `value` over seeds by `keys`. Adds intervals, `num_seeds` and `runs`."""
     rows = []
     for key, group in frame.groupby(list(keys), sort=False):
         runs = ", ".join(dict.fromkeys(group["run_id"].astype(str))) if "run_id" in group else ""
@@ -355,7 +351,7 @@ def run_names(run_ids: pd.Series) -> str:
 
 
 def table_csv(frame: pd.DataFrame, fractions: str | None = "%.6f") -> str:
-    """Returns CSV without the POINTS columns.
+    """Returns the frame as CSV, without the POINTS columns (the values of two seeds).
 
     `fractions` is the format of floats, or None for all digits. Text that a spreadsheet would run
     as a formula gets a leading apostrophe.
@@ -377,14 +373,14 @@ def _no_formula(cell: Any) -> Any:
 
 
 def readable_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Formats the classes of table.csv as `mean [low, high]`, omitting classes without values."""
+    """Formats the ratio of each class in a table.csv as `mean [low, high]`. Omits empty classes."""
     names = table.columns[: table.columns.get_loc(CLASSES[0])]
     classes = [name for name in CLASSES if table[name].notna().any()]
     return with_intervals(table, names, classes).assign(num_seeds=table["num_seeds"])
 
 
 def in_reading_order(table: pd.DataFrame) -> pd.DataFrame:
-    """Moves the baselines of a table.csv to the end, and drops means over a single profile."""
+    """Moves the baselines of a table.csv to the end, and drops `mean` rows of a single profile."""
     names = list(table.columns[: table.columns.get_loc(CLASSES[0])])
     names.remove("profile")
     is_mean = table["profile"] == MEAN
@@ -407,7 +403,7 @@ def with_intervals(
 
 
 def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> str:
-    """Formats the `text_frame` as aligned columns for a log."""
+    """Formats the result of `text_frame` as aligned columns for a log."""
     cells = text_frame(frame, digits, missing)
     return align_columns([list(cells.columns), *cells.itertuples(index=False)])
 
@@ -439,7 +435,7 @@ def interval_text(
 ) -> str:
     """Returns `mean [low, high]`, or "" if the mean is NaN.
 
-    Without an interval, returns `mean`, or `mean (point, point)` with the values of two seeds.
+    Without an interval, returns `mean`, or `mean (point, point)` if two `points` are given.
     """
     if np.isnan(mean):
         return ""
@@ -464,5 +460,5 @@ def interval_cell(row: Mapping, name: str) -> str:
 def interval_texts(
     frame: pd.DataFrame, name: str, write: Callable[..., str] = interval_text
 ) -> list[str]:
-    """Formats a column with its intervals. `write` is `interval_text` or `short_text`."""
+    """Formats the means and intervals of the column `name` by `interval_text` or `short_text`."""
     return list(map(write, *(frame[name + end] for end in ENDS), points_of(frame, name)))

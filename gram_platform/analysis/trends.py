@@ -1,4 +1,4 @@
-"""Fits power laws in the parameter count, and predicts the largest size from smaller ones [ours].
+"""Fits power laws in the parameter count, and tests them on the largest size [ours].
 
 Source of the laws: the paper's appendix "Learning Rate and Batch Size Scaling".
 """
@@ -66,16 +66,16 @@ def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
 
 
 def fall_weights(places: Sequence[float]) -> np.ndarray:
-    """Returns weights such that weights @ values is how far the least-squares line falls.
+    """Returns weights such that weights @ values is how far a least-squares line falls.
 
-    The line is fitted to values at `places` [n], n > 1, and falls from the first place to the last.
+    The line is fitted to the values at `places` [n], n > 1, and falls from the first to the last.
     """
     x = np.asarray(places, float) - np.mean(places)
     return x * (x[0] - x[-1]) / (x @ x)
 
 
 class Trend(NamedTuple):
-    """A prediction for the largest size from a law fitted to the smaller sizes."""
+    """The value at the largest size, and its prediction from a law fitted to the smaller sizes."""
 
     parameters: float
     num_fitted: int
@@ -88,10 +88,10 @@ class Trend(NamedTuple):
 
 
 def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> Trend:
-    """Fits a law to all sizes but the largest, and predicts the value of the largest.
+    """Fits a power law to all sizes but the largest, and predicts the value of the largest.
 
-    All `values` [n] are positive, and all `parameters` [n] distinct. The interval (t, n - 3 degrees
-    of freedom) is too narrow if the largest size has fewer seeds than the others.
+    All `values` [n] are positive, and all `parameters` [n] distinct. The prediction's interval (t,
+    n - 3 degrees of freedom) is too narrow if the largest size has fewer seeds than the others.
     """
     pairs = sorted(zip(parameters, values, strict=True))
     (*fitted, largest), (*known, measured) = zip(*pairs, strict=True)
@@ -107,12 +107,12 @@ def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> T
 
 
 def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.DataFrame:
-    """Returns TREND_COLUMNS, one row per class and method.
+    """Returns TREND_COLUMNS, the results of `leave_largest_out` by class and method.
 
-    `table` has the rows of one profile, and `parameters` the sizes' parameter counts. `size` is the
-    largest size, which the fit leaves out. `verdict` shows whether the 90% prediction interval,
-    `low` to `high`, contains the `measured` compute ratio. A method has no row if it has fewer than
-    FEWEST_SIZES smaller sizes, two sizes with the same count, or a ratio <= 0.
+    `table` has the rows of one profile, and `parameters` maps sizes to parameter counts. `size` is
+    the largest size. `verdict` shows whether the 90% prediction interval, `low` to `high`, contains
+    the `measured` compute ratio. A method has no row for a class with fewer than FEWEST_SIZES
+    smaller sizes, two sizes with the same count, or a ratio <= 0.
     """
     rows = []
     for name in TREND_CLASSES:

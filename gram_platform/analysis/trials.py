@@ -2,8 +2,7 @@
 
 A frame of trials has one row per trial. Its columns are `search`, `trial` (a unique number),
 `state`, each parameter and metric, `runs` (run ids separated by spaces), `elapsed_s` and `started`.
-Only complete trials with finite metrics are used, since a diverged trial's penalty is no
-measurement.
+Only complete trials with finite metrics are used. A diverged trial has no measured metric.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,9 +32,9 @@ def best_trial(trials: pd.DataFrame, metric: str) -> pd.Series | None:
 def rank_trials(trials: pd.DataFrame, columns: TrialColumns) -> pd.DataFrame:
     """Adds the columns `mean` and `rank`.
 
-    A point is a combination of parameters within a group. `mean` is the mean of the first objective
-    over the point's seeds. `rank` orders the points of a group, from 1 for the best. Both are NaN
-    unless all trials of the point are complete and finite.
+    The trials of one point have the same group and parameters, and differ in the seed. `mean` is
+    the mean of the first objective over these trials. `rank` orders the points of a group, from 1
+    for the best. Both are NaN unless all trials of the point are complete and finite.
     """
     name, at = columns.objectives[0], [*columns.groups, *columns.parameters]
     values = trials[name].astype(float)
@@ -67,7 +66,7 @@ def values_text(row: Mapping, names: Iterable[str]) -> str:
 
 
 def link_trials(trials: pd.DataFrame, urls: Mapping[str, str]) -> pd.DataFrame:
-    """Adds the column `url`: the page of a trial's first run that has one in `urls`, or ""."""
+    """Adds the column `url`: the first page that `urls` has for a run of the trial, or ""."""
     pages = [
         next((urls[run] for run in str(runs).split() if urls.get(run)), "")
         for runs in trials[RUNS].fillna("")

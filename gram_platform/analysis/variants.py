@@ -1,4 +1,4 @@
-"""Analyses variants of a study, numbers of active modules, and the modules' gradient shares."""
+"""Analyses a study's variants, the number of active modules, and the modules' gradient shares."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -48,8 +48,8 @@ def analyse_variants(
 ) -> Analysis:
     """Concatenates the tables of all variants, with a column `variant`.
 
-    `unit` is the variant whose baselines are the reference of all variants. By default each variant
-    is compared with its own. A note lists the variants that it concerns, unless it concerns all.
+    All variants are compared with the baselines of the variant `unit`. By default each is compared
+    with its own baselines. A note names the variants that it concerns, unless it concerns all.
     Other arguments and errors are as in `tables.analyse`.
     """
     evaluations = losses.evaluations
@@ -80,13 +80,14 @@ def _join(analyses: dict[str, Analysis], table: str) -> pd.DataFrame:
 
 
 def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Returns one row per method, size, number of active modules and seed.
+    """Returns mean compute ratios by method, size, number of active modules and seed.
 
     The columns are MODULES_CELL, `seed`, COMPOSED (means over profiles), `num_profiles`, and the
-    pseudo-values of COMPOSED, which equal the values if the curve is fixed. `per_seed` comes from
-    `tables.per_seed_frame`. `declared` has the study's views, by default those of `per_seed`. At
-    each number of modules, the means use only profiles that all methods have. A seed that lacks one
-    of them has no row.
+    pseudo-values of COMPOSED, which equal COMPOSED if the curve is fixed.
+
+    `per_seed` comes from `tables.per_seed_frame`. At each number of modules, the means use only
+    profiles that all methods have in `declared` (the study's views, by default those in
+    `per_seed`). A seed that lacks one of these profiles has no row.
     """
     shared: dict[tuple[str, int], frozenset[str]] = {}
     views = _views(per_seed if declared is None else declared)
@@ -111,11 +112,12 @@ def _by_number(
 
 
 def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Returns DROP_COLUMNS: how far each class drops from one module to all, by method and size.
+    """Returns DROP_COLUMNS: how far compute ratios drop from one active module to all.
 
-    Within a seed, `drop` is `one` minus `all`, and `less_than_gram` is GRAM's drop minus the
-    method's, NaN for GRAM. All are means with 90% t-intervals over the seeds that have both `one`
-    and `all`. Methods without such a seed have no row.
+    There is one row per method, size and class. Within a seed, `drop` is `one` (the ratio with one
+    module) minus `all`, and `less_than_gram` is GRAM's drop minus the method's, NaN for GRAM. All
+    are means with 90% t-intervals over the seeds that have both `one` and `all`. Methods without
+    such a seed have no row.
     """
     views = _views(per_seed)
     counts = views[views["profile"] == ALL].groupby("size")[MODULES].max()
@@ -160,11 +162,12 @@ def _ends(
 def module_shares(
     runs: pd.DataFrame, records_of: Callable[[str], Iterable[Mapping]]
 ) -> pd.DataFrame:
-    """Returns SHARE_COLUMNS, and `variant` if any, with one row per run, step, domain and module.
+    """Returns SHARE_COLUMNS, one row per run, step, domain and module.
 
-    `runs` has one row per run, with `id`, method, size and seed. `share`, in [0, 1], is the
-    module's fraction of all modules' squared gradient norms on batches of the domain. `records_of`
-    returns a run's records from the store. Domains without gradients have no rows.
+    `runs` has one row per run, with `id`, method, size, seed and perhaps `variant`, which is
+    copied. `share`, in [0, 1], is the module's fraction of all modules' squared gradient norms on
+    batches of the domain. `records_of` returns a run's metric records. Domains without gradients
+    have no rows.
     """
     names = [name for name in (VARIANT, *RUN) if name in runs]
     rows = []
@@ -176,7 +179,7 @@ def module_shares(
 
 
 def compute_shares(metrics: Mapping[str, float]) -> dict[tuple[str, str], float]:
-    """Returns {(domain, module): share} from the metrics of one record, with core first."""
+    """Returns {(domain, module): gradient share} from one record's metrics, with core first."""
     squares: dict[str, dict[str, float]] = {}
     for name, norm in metrics.items():
         if name.startswith(PROBE):
@@ -188,15 +191,15 @@ def compute_shares(metrics: Mapping[str, float]) -> dict[tuple[str, str], float]
 
 
 def share_curves(shares: pd.DataFrame) -> pd.DataFrame:
-    """Averages shares over seeds for each method, size, domain, module and step."""
+    """Averages gradient shares over seeds by method, size, domain, module and step."""
     return average_rows(shares, [*_cell(shares), "domain", "module", "step"], "share")
 
 
 def final_shares(shares: pd.DataFrame) -> pd.DataFrame:
-    """Averages the shares at the last probe over seeds.
+    """Averages the gradient shares over seeds, at the last step for which a run has shares.
 
-    `is_own` marks the share of a domain's own module. Rows whose domain and module are `mean`
-    average these shares over the auxiliary domains within a seed.
+    `is_own` marks the share of a domain's own module. Rows whose domain and module are `mean` first
+    average these own shares over the auxiliary domains within a seed.
     """
     cell = _cell(shares)
     last = shares[shares["step"] == shares.groupby("run_id")["step"].transform("max")]
