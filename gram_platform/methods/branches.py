@@ -1,7 +1,7 @@
 """FT-Full, FT-LoRA and FT-MLP train a base on core, then finetune a branch for each domain.
 
-The base and all branches together cost as much as the baseline, so the base gets fewer steps.
-Rehearsal (a branch's core batches) and branches that are not run count too.
+The base and all branches together cost as much as the baseline, so the base gets fewer steps. The
+cost includes rehearsal (the core batches of a branch) and branches that are not run.
 """
 
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ def plan_mlp(setting: Setting) -> MethodRuns:
 
 
 def _module_branches(setting: Setting, kind: str, width: int) -> MethodRuns:
-    """Plans branches with one module each. FT-LoRA gets FT-MLP's budget and base."""
+    # FT-LoRA gets FT-MLP's budget and base.
     size = setting.size
     parameters = size.num_layers * mlp_parameters(size.architecture, size.d_model, size.d_aux)
     budget = branch_budget(setting, setting.options.branch_module, parameters)
@@ -81,7 +81,7 @@ def _plans(
 
 @dataclass(frozen=True)
 class BranchBudget:
-    """The sequences of the base and of all branches, including those that are not run."""
+    """The data of the base and of all branches, including branches that are not run."""
 
     branching: Branching
     # Core and all unlabelled sequences.
@@ -92,10 +92,11 @@ class BranchBudget:
 
 
 def branch_budget(setting: Setting, branching: Branching, module_parameters: int) -> BranchBudget:
-    """Returns the data of the base, in whole steps, and of the branches, in whole route units.
+    """Returns the data of the base, rounded to whole steps, and of all branches.
 
-    In lambda (`app:equal-compute`), a rehearsal batch costs as much as an auxiliary batch. Raises
-    ValueError if the base gets no step.
+    A branch's auxiliary text is rounded to whole route units. Lambda (`app:equal-compute`) assumes
+    that a rehearsal batch costs as much as an auxiliary batch. Raises ValueError if the base gets
+    no step.
     """
     setting, texts = divide_text(setting)
     unit, batch = setting.route_unit(setting.routing.accumulation), setting.size.batch_size

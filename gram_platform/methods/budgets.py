@@ -45,12 +45,13 @@ def data_budget(
     scale: float = 1.0,
     unlabelled_is_core: bool = True,
 ) -> DataConfig:
-    """Returns a mixture of one epoch of `domains`, with lengths scaled by `scale` (lambda).
+    """Returns a mixture of one epoch of `domains`, with lengths multiplied by `scale` (lambda).
 
-    `factor` (p_af) multiplies an auxiliary domain's draws, in whole route units. Core fills the
-    other steps, so `factor` does not change the total. Sequences repeat if `factor` > 1, or if
-    a domain has too few. Unlabelled text joins core if `unlabelled_is_core`, otherwise it has its
-    own budgets. Mislabelled text is in its label's budget. Raises ValueError if core gets no batch.
+    `factor` (p_af) multiplies an auxiliary domain's draws, which are rounded to route units. Core
+    gets all other draws, so `factor` does not change the total. Sequences repeat if `factor` > 1,
+    or if a domain has too few. Unlabelled text joins core if `unlabelled_is_core`, otherwise it has
+    budgets of its own. Text with a wrong label is in the budget of this label. Raises ValueError if
+    core gets less than a route unit.
     """
     setting, texts = divide_text(setting)
     labelled = 1.0 - setting.options.unlabelled_share
@@ -96,8 +97,8 @@ def _budget_unlabelled(
 def slice_unlabelled(setting: Setting, scale: float) -> tuple[Slice, ...]:
     """Returns each domain's slice of unlabelled sequences.
 
-    In all methods, a slice starts at 1.1 x the expected number of labelled sequences + two windows.
-    The margin allows for rounding and lambda.
+    In all methods, a slice begins after 1.1 x the expected number of labelled sequences, plus two
+    batches. The margin allows for rounding and for lambda > 1.
     """
     share, slices = setting.options.unlabelled_share, []
     for domain, number in setting.num_sequences.items():
@@ -123,8 +124,8 @@ def training_run(
 ) -> RunConfig:
     """Plans a run with the setting's batch, learning rate, schedule, seed and start.
 
-    `parts` override fields of the config. Raises ValueError if the setting's start is an imported
-    model whose MLP is not as wide as the core MLP.
+    `parts` are fields of the `RunConfig` to override. Raises ValueError if the setting's start is
+    an imported model whose MLP is not as wide as the MLP of `model`.
     """
     size = setting.size
     rate = size.peak_lr * lr_factor
@@ -175,7 +176,7 @@ def dense_run(
     scale: float = 1.0,
     **parts,
 ) -> RunConfig:
-    """Plans a dense model's run on `scale` epochs of `domains` and all unlabelled sequences.
+    """Plans a dense model's run on `scale` epochs of `domains` and of all unlabelled text.
 
     `parts` are passed to `training_run`.
     """
@@ -187,11 +188,18 @@ def dense_run(
 def compute_lambda(setting: Setting, model: ModelConfig) -> float:
     """Returns lambda = F_base / F_routed, which gives a routed run the baseline's compute.
 
-    F_routed = L_core P_core + L_aux (P_core + P_aux), with lengths L and parameters P. Returns 1
-    unless `equal_compute`. By default, as in the paper's text (`app:equal-compute`), a run is one
-    epoch of every domain, core batches cost P_core, and unlabelled batches cost as much as labelled
-    ones. With `lambda_counts_plan`, as in the authors' code, auxiliary batches are drawn p_af times
-    in place of core batches, companions add cost, and unlabelled batches use all modules.
+    F_routed = L_core P_core + L_aux (P_core + P_aux), with lengths L and parameters P. Returns 1 if
+    `equal_compute` is off. By default, as in the paper's text (`app:equal-compute`):
+
+    - A run is one epoch of every domain.
+    - Core batches cost P_core.
+    - Unlabelled batches cost as much as labelled ones.
+
+    With `lambda_counts_plan`, as in the authors' code:
+
+    - Auxiliary domains are drawn p_af times, and core less often.
+    - Companions (other modules that are active in a batch) add cost.
+    - Unlabelled batches use all modules.
     """
     if not setting.equal_compute:
         return 1.0
@@ -206,7 +214,7 @@ def compute_lambda(setting: Setting, model: ModelConfig) -> float:
     num_core = total - hidden * total - sum_in_order(drawn.values())
     shares = companion_shares(routing, setting.auxiliary)
     companions = num_core * routing.p_core_robust * sum_in_order(shares[d] * aux[d] for d in aux)
-    # The companions of an auxiliary batch are half of the other modules.
+    # On average, half of the other modules are companions.
     others = {d: 0.5 * (sum(aux.values()) - aux[d]) for d in aux}
     companions += routing.p_aux_companion * sum_in_order(drawn[d] * others[d] for d in aux)
     modules = sum_in_order(drawn[d] * aux[d] for d in aux) + hidden * total * sum(aux.values())
@@ -214,7 +222,10 @@ def compute_lambda(setting: Setting, model: ModelConfig) -> float:
 
 
 def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:
-    """Counts compute_units, companions included, in the first `num_steps` (default: all)."""
+    """Counts a run's compute_units in the first `num_steps` (default: all).
+
+    Includes companions and a distillation's teacher.
+    """
     tokens, counts = run.micro_batch * run.model.seq_len, route_counts(run, num_steps)
     units = sum(
         compute_units(run.model, n * tokens, dict(route.active)) for (_, route), n in counts.items()
@@ -240,6 +251,5 @@ def run_flops(run: RunConfig, num_steps: int | None = None) -> int:
             run.model, number, active, *trained, embeddings_trained=has_embeddings
         )
         if run.objective.kind == DISTILLATION:
-            # The teacher's forward pass.
             total += hardware_flops(run.model, number, backward=False)
     return total

@@ -1,7 +1,7 @@
 """Plans attacks, which finetune a view to regain a removed domain, and other finetuning of views.
 
-Attacks use the same sample and a fresh optimizer for every method, size and seed. An attack's
-result is its best validation loss on the domain, which favours the attacker, as in the paper.
+Attacks on a domain use the same text for every method and seed, and a fresh optimizer. An attack's
+result is its lowest validation loss on the domain, which favours the attacker, as in the paper.
 """
 
 from collections.abc import Iterable
@@ -44,15 +44,16 @@ def plan_attacks(
 
 
 def view_to_attack(view: View, domain: str) -> View:
-    """Returns the view to attack. A DEMix view is reduced to its expert for the domain."""
+    """Returns the view to attack. A DEMix view is reduced to the expert it uses on `domain`."""
     return view if view.rule == "constant" else View.of(view.run_id, view.active(domain))
 
 
 def choose_text(setting: Setting, options: Elicitation, domain: str) -> str:
     """Returns the domain whose text is used to attack `domain`.
 
-    `options.text` is OWN, NEIGHBOUR or a domain's name. The neighbour is the next auxiliary domain
-    by name, cyclically [ours]. Raises ValueError if the corpus has no such domain.
+    `options.text` is OWN, NEIGHBOUR or a domain's name. The neighbour is the auxiliary domain after
+    `domain`, or the first if `domain` is the last [ours]. Raises ValueError if the corpus has no
+    such domain.
     """
     auxiliary = setting.auxiliary
     if options.text == OWN:
@@ -67,10 +68,10 @@ def choose_text(setting: Setting, options: Elicitation, domain: str) -> str:
 
 
 def add_finetuning(setting: Setting, options: Elicitation, plans: MethodRuns) -> MethodRuns:
-    """Plans runs that finetune the compared views on `options.text`.
+    """Plans runs that finetune the views of the compared profiles on `options.text`.
 
-    If no view is compared, finetunes all. The finetuned views replace the method's views. Raises
-    ValueError for DEMix.
+    If the method has none of these, finetunes all views. The finetuned views replace the method's.
+    Raises ValueError for DEMix.
     """
     by_id = {run.run_id: run for run in plans.runs.values()}
     compared = {p: view for p, view in plans.views.items() if p in setting.profiles} or plans.views
@@ -122,8 +123,8 @@ def finetuning_run(
 def _micro_batch(options: Elicitation, micro_batch: int) -> int:
     """Returns `micro_batch` if it divides the batch size, otherwise the batch size.
 
-    If a batch is the whole sample, returns the largest divisor of its size up to `micro_batch`.
-    The choice affects only memory and rounding, because an attack has one route.
+    If a batch contains the whole sample, returns the batch size's largest divisor up to
+    `micro_batch`. The choice affects only memory and rounding: all micro-batches have one route.
     """
     if options.batch_size < options.num_sequences and options.batch_size % micro_batch:
         return options.batch_size

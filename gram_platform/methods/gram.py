@@ -14,21 +14,21 @@ def plan(setting: Setting) -> MethodRuns:
 
 
 def plan_lora(setting: Setting) -> MethodRuns:
-    """Plans GRAM with LoRA modules of equal parameter count."""
+    """Plans GRAM with LoRA modules that have as many parameters as the MLP modules."""
     return plan_routed(setting, "lora")
 
 
 def plan_subsets(setting: Setting) -> MethodRuns:
-    """Plans GRAM with random subsets of modules as companions [ours].
+    """Plans GRAM in which some core batches also activate a random subset of modules [ours].
 
-    Half of the auxiliary batches activate companions too.
+    Half of the auxiliary batches do so too.
     """
     subsets = replace(setting.routing, companions="subset", p_aux_companion=0.5)
     return plan(replace(setting, routing=subsets))
 
 
 def modular_size(setting: Setting) -> Size:
-    """Returns the size, with core and module widths from `routed_widths` if set."""
+    """Returns the setting's size, with the core and module widths of `routed_widths` if set."""
     if setting.options.routed_widths is None:
         return setting.size
     core, aux = (width_of(setting, share) for share in setting.options.routed_widths)
@@ -36,7 +36,7 @@ def modular_size(setting: Setting) -> Size:
 
 
 def width_of(setting: Setting, share: float) -> int:
-    """Returns a share of the dense MLP's width, as a positive multiple of `width_multiple`."""
+    """Returns `share` x the dense MLP's width, as a positive multiple of `width_multiple`."""
     unit = setting.conventions.width_multiple
     return unit * max(1, round(share * setting.size.d_dense / unit))
 
@@ -55,7 +55,7 @@ def plan_routed(setting: Setting, kind: str) -> MethodRuns:
 
 
 def routing_of(setting: Setting) -> RoutingConfig:
-    """Returns the routing, adapted to p_af and domain sizes if the conventions require it."""
+    """Returns the routing, after applying `spread_over_factor` and `companions_by_size` if set."""
     routing, conventions = setting.routing, setting.conventions
     if conventions.spread_over_factor:
         spreads = tuple(
@@ -71,7 +71,7 @@ def routing_of(setting: Setting) -> RoutingConfig:
 
 
 def every_profile(setting: Setting) -> tuple[Profile, ...]:
-    """Returns core, core with each single domain, all domains, compared profiles and `subsets`."""
+    """Returns profiles of 0, 1 and all auxiliary domains, the compared profiles and `subsets`."""
     singles = ((domain,) for domain in setting.auxiliary)
     profiles = ((), *singles, setting.auxiliary, *setting.profiles, *setting.subsets)
     return tuple(dict.fromkeys(profiles))

@@ -1,8 +1,8 @@
 """Divides one epoch of text by the labels that training sees, which may be wrong.
 
-Recall and precision are defined as in Shilov and others (2025, SGTM). A sequence's position in the
-permutation of its text determines its label, for every method and seed. Validation and attacks use
-true labels.
+Recall and precision are defined as in Shilov and others (2025, SGTM). Which label a sequence has
+depends on its position in the permutation of its domain or part, but not on method or seed.
+Validation and attacks use true labels.
 """
 
 from collections.abc import Iterable
@@ -19,9 +19,9 @@ Text = tuple[Slice, ...]
 def divide_text(setting: Setting) -> tuple[Setting, dict[str, Text]]:
     """Returns (setting, {label: text}) for one epoch.
 
-    Each domain's permutation begins with its correctly labelled text, whose length is in the
-    returned setting's `available`. Raises ValueError if the precision needs more mislabelled text
-    than the `adjacent` labels (default: core) have.
+    In each domain's permutation, correctly labelled text comes first. If it is not the whole
+    domain, the returned setting has its length in `available`. Raises ValueError if the precision
+    needs more mislabelled text than the pools in `adjacent` (default: core) have.
     """
     recall, precision = setting.options.recall, setting.options.precision
     own = dict(setting.num_sequences)
@@ -70,11 +70,11 @@ def budget_label(
     num_draws: int,
     unlabelled: Text = (),
 ) -> DomainBudget:
-    """Returns a label's budget. The first slice of `text` is from the label's own domain.
+    """Returns a label's budget, with `num_sequences` sequences and `num_draws` draws.
 
-    Takes a share `scale` (lambda, at most 1) of each later slice, and all of `unlabelled`. The
-    first slice provides the rest of `num_sequences`, or as much as it has. Raises ValueError if
-    there is no rest.
+    The first slice of `text` is from the label's own domain. The budget takes the share `scale`
+    (lambda, at most 1) of each other slice, all of `unlabelled`, and the remaining sequences from
+    the first slice, or fewer if its domain lacks them. Raises ValueError if none remain.
     """
     (own, *slices), share = text, min(1.0, scale)
     others = [replace(s, num_sequences=max(1, round(share * s.num_sequences))) for s in slices]

@@ -45,7 +45,10 @@ class Losses:
 
 @dataclass(frozen=True)
 class Calibration(Losses):
-    """Compares each baseline's compute ratio with the true one: its steps / the reference's."""
+    """Compares each baseline's compute ratio with its true value.
+
+    The true value is the baseline's number of steps / the reference's number of steps.
+    """
 
     name: ClassVar[str] = "calibration"
 
@@ -63,7 +66,7 @@ def instead_of_losses(
 
 @dataclass(frozen=True)
 class TokenIncreases(Losses):
-    """Measures how much higher each token's loss is than the baseline's."""
+    """Measures, for each token, a view's loss minus the baseline's loss."""
 
     # Sentences to shade, in place of the first sequence of every domain.
     texts: Texts = ()
@@ -89,8 +92,8 @@ class TokenIncreases(Losses):
 class Samples(Losses):
     """Samples continuations in each auxiliary domain, with the domain's module on and off.
 
-    If `compared_only`, the domains are core and those of the compared profiles. If `texts` is set,
-    its domains are used.
+    With `compared_only`, the domains are instead core and those of the compared profiles. If
+    `texts` is set, its domains are used in either case.
     """
 
     num_prompt_tokens: int
@@ -142,8 +145,9 @@ def _require_domains(texts: Texts, setting: Setting) -> None:
 def choose_continued(names: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:
     """Selects from `domains` those in which a view is sampled. `names` are the view's tags.
 
-    The baseline and `core` are sampled in all, core with one domain in core and this domain, and
-    other views in none.
+    - The baseline and the view of core alone: all.
+    - The view of core and one of `domains`: core and this domain.
+    - Other views: none.
     """
     if names["profile"] == CORE or (names["method"], names["profile"]) == ("baseline", "all"):
         return domains

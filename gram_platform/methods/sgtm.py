@@ -7,17 +7,18 @@ query heads with a key-value head, in addition to the core's [ours]. A run then 
 than the baseline and, with equal compute, proportionally fewer steps. All micro-batches of a step
 are of one kind:
 
-- Forget (auxiliary text): everything is active. Only the part's matrices are trained. Unless
-  `mask_embeddings`, the embedding and the norms are trained too.
+- Forget (auxiliary text): everything is active. Only the matrices of the text's part are trained,
+  and, unless `mask_embeddings`, the embedding and the norms.
 - Retain (a share of core): the parts are inactive, and everything else is trained.
 - Default (the rest of core, unlabelled text): everything is active and trained.
 
-The authors have one part for all domains (here with `joint`). Theirs includes one of the dense
-model's heads. Their schedule differs, and they can train output biases after the removal. Here
-neither decay nor moments change a masked parameter. The unembedding is masked too.
+The authors have one part for all domains (here with `joint`), which includes one of the dense
+model's heads. Their schedule differs, and they can train output biases after the removal. Here, a
+step does not change parameters that it does not train, even by weight decay or moments. Forget
+steps do not train the unembedding.
 
-In a view's dense model, all key-value heads have equally many query heads. A part with too few
-`heads` gets more (zeros), which attacks train too.
+In a view's dense model, all key-value heads have equally many query heads. If a part has fewer
+`heads`, it gets heads of zeros, which attacks train too.
 """
 
 from dataclasses import replace
@@ -38,15 +39,14 @@ from gram_platform.methods.budgets import data_budget, training_run
 from gram_platform.methods.gram import every_profile, width_of
 from gram_platform.methods.setting import MethodRuns, Setting
 
-# The label of all auxiliary text together.
 JOINT = "auxiliary"
 
 
 def plan(setting: Setting) -> MethodRuns:
-    """Plans one run, and a view for each profile (only core and all if `joint`).
+    """Plans one run, and a view for each profile. With `joint`, only `core` and `all` have views.
 
     Raises InvalidField if the parts leave no hidden units for the core, or if `heads` exceeds the
-    number of the core's query heads that share a key-value head.
+    number of query heads that share a key-value head in the core.
     """
     options, size, auxiliary = setting.options.sgtm, setting.size, setting.auxiliary
     parts = (JOINT,) if options.joint else auxiliary

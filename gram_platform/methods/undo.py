@@ -6,8 +6,8 @@ its code, AddieFoote/distillation-robustify-unlearning (`code/tools/serum.py`,
 
 - The teacher is a MaxEnt model or, on WMDP, an RMU model.
 - The student starts with noise: matrices as (1 - alpha) teacher + alpha beta U (Xavier-uniform),
-  vectors as (1 - alpha) teacher. Alpha is .1 to .8, beta .1. Gemma stores gain - 1, so its gains
-  move towards 1, as ours do.
+  vectors as (1 - alpha) teacher. Alpha is .1 to .8, beta .1. Gemma stores gain - 1, so scaling
+  moves its gains towards 1. We move ours towards 1 as well.
 - The loss is KL(teacher || student) at temperature 1, on pretraining text of retain and forget
   domains, without labels.
 - AdamW without weight decay clips to norm 1. The rate warms up over 50 steps to the pretraining
@@ -15,9 +15,9 @@ its code, AddieFoote/distillation-robustify-unlearning (`code/tools/serum.py`,
 - Training stops when the retain loss is within 5% of the teacher's, or after a fixed number of
   steps. For the strongest setting, the abstract reports 60 to 80% of retraining's compute.
 
-We do not know this setting's alpha, or whether its compute includes the teacher. By default
-[ours], alpha is .6, and the student trains for .6 of the baseline's steps, with the baseline's
-schedule. With the teacher's passes, this costs .8 of the baseline's compute.
+We do not know the alpha of the strongest setting, or whether its compute includes the teacher. By
+default [ours], alpha is .6, and the student trains for .6 of the baseline's steps, with the
+baseline's schedule. With the teacher's passes, this costs .8 of the baseline's compute.
 """
 
 from dataclasses import replace

@@ -67,11 +67,11 @@ def plan_unlearning(setting: Setting, options_of: Callable[[Profile], Unlearning
 def _unlearning(
     setting: Setting, options: Unlearning, start: RunConfig, profile: Profile
 ) -> RunConfig:
-    """Plans a run whose windows are half forget sequences and half retain sequences.
+    """Plans a run whose steps have as many forget sequences as retain sequences.
 
-    Forget domains are drawn equally often. Core and the profile's domains are drawn in proportion
-    to the baseline's mixture [ours]. If `core_share` is set, it is core's share of the retain
-    sequences, and the profile's domains are drawn equally often.
+    Forget domains are drawn equally often. The retain sequences are from core and the profile's
+    domains, in proportion to the baseline's mixture [ours]. With `core_share`, core has this share
+    of them, and the profile's domains have equal shares of the rest.
     """
     size = setting.size
     forget = tuple(d for d in setting.auxiliary if d not in profile)
@@ -113,10 +113,10 @@ def _objective(options: Unlearning, forget: Profile, num_layers: int) -> Objecti
 
 
 def apportion(total: int, weights: Mapping[str, float], unit: int) -> dict[str, int]:
-    """Splits `total` by weight into multiples of `unit`, at least one each.
+    """Splits `total` in proportion to `weights`, into a multiple of `unit` for each name.
 
-    The largest remainders are rounded up. Raises ValueError if `total` has fewer units than there
-    are names.
+    Each gets at least one unit. The largest remainders are rounded up. Raises ValueError if `total`
+    has fewer units than there are names.
     """
     num_units, whole = total // unit, sum_in_order(weights.values())
     if num_units < len(weights):

@@ -85,7 +85,7 @@ STUDY_NAMES = {
 
 @dataclass(frozen=True)
 class External:
-    """The content of a folder of losses. Methods and studies have the platform's own names."""
+    """The content of a folder of losses, with method and study names mapped to the platform's."""
 
     folder: Path
     # LOSS_COLUMNS, a row for each view, domain and attack. `retained` has commas and no core.
@@ -99,7 +99,7 @@ class External:
 def read_external(folder: str | Path) -> External:
     """Reads the folder's files. Raises ValueError if a file is missing or invalid.
 
-    `replication.py` checks the domains after finding the baselines.
+    `replication.py` later compares the domains with those of the baselines.
     """
     path = Path(os.path.realpath(local_path("folder", folder)))
     for name in (LOSSES_FILE, CURVES_FILE):
@@ -121,7 +121,7 @@ def read_external(folder: str | Path) -> External:
 
 
 def parameters_of(size: str) -> float:
-    """Returns the parameter count of a known size, or the number in any other size's name.
+    """Returns the parameter count of a known size, or the number in another name, such as 7B.
 
     Returns NaN if the name has no number.
     """
@@ -198,7 +198,6 @@ def _method(name: str) -> str:
 
 
 def _read_profile(text: str) -> str:
-    """Returns a profile's domains except core, sorted: `a,b` for `core+b+a`."""
     names = [name.strip() for name in text.split("+")] if text else []
     if len(set(names)) < len(names) or "" in names:
         allowed = "domains joined by +, each once, such as core+virology; core for core alone"
@@ -276,10 +275,7 @@ def _read_names(cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
 
 
 def _spell_number(name: str) -> str:
-    """Normalises numbers, so that variants and sizes match between files.
-
-    0.50 becomes 0.5. 64.0 and 6.4e1 become 64. Other names are unchanged.
-    """
+    """Normalises a number that names a variant or size: 64.0 and 6.4e1 become 64."""
     number = Decimal(name) if NUMBER.fullmatch(name) else None
     if number is None or abs(number) >= MOST_NUMBER:
         return name

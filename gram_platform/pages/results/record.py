@@ -27,14 +27,13 @@ from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import explain_opening
 from gram_platform.tracking.views import Line, StudyLog, study_id, study_views
 
-# The records of a study and of a search in their folders.
 STUDY_FILE, SEARCH_FILE = "study.json", "search.json"
 # Path, relative to a report, of the page that redirects to MLflow.
 TO_DATABASE = "../../mlflow.html"
 
 
 class Entry(TypedDict):
-    """A node of a study, with its tags for one method, including `method`."""
+    """A node of a study, with its tags for one method, including the tag `method`."""
 
     id: str
     kind: str
@@ -66,7 +65,6 @@ class Card:
     # The main result in a sentence, or "".
     headline: str = ""
     state: str = ""
-    # How many claims have each verdict.
     verdicts: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -78,7 +76,6 @@ class StudyRecord(Description):
     facts: tuple[str, ...]
     params: Mapping[str, str]
     sizes: tuple[str, ...]
-    # The parameters of each size's dense model.
     parameters: Mapping[str, int | float]
     # The compared profile, or `mean`.
     profile: str
@@ -87,7 +84,6 @@ class StudyRecord(Description):
     costs: tuple[Mapping, ...] = ()
     # In order. () without variants.
     variants: tuple[str, ...] = ()
-    # A name in the table of measurements.
     measurement: str = LOSSES
     # Compares each seed with its own baseline, not with those of all seeds.
     own_baseline: bool = False
@@ -134,8 +130,8 @@ def entries_of(nodes: Iterable[Node]) -> tuple[Entry, ...]:
 def tags_frame(entries: Iterable[Mapping], kind: str, view: Sequence[str] = VIEW) -> pd.DataFrame:
     """Returns a frame of all entries of a kind: `run`, `attack` or `evaluation`.
 
-    The columns are `id`, then the tags in `view`, then `retained` and `elicited`. Missing tags
-    are "". The kind `run` excludes attacks.
+    The columns are `id`, the tags that `view` names, `retained` and `elicited`. Missing tags are
+    "". Attacks are not of the kind `run`.
     """
     of_kind = [e for e in entries if ("attack" if ELICITED in e["tags"] else e["kind"]) == kind]
     rows = [{"retained": "", ELICITED: "", **entry["tags"], "id": entry["id"]} for entry in of_kind]
@@ -156,7 +152,7 @@ def load_record(store: Store, name: str) -> StudyRecord:
 
 
 def readable_record(store: Store, name: str) -> StudyRecord | None:
-    """Reads a study's record. Returns None for a search and, with a warning, if it is damaged."""
+    """Reads a study's record. Returns None for a search. If damaged, warns and returns None."""
     try:
         return load_record(store, name) if store.study_dir(name).exists(STUDY_FILE) else None
     except ValueError as error:
@@ -165,7 +161,7 @@ def readable_record(store: Store, name: str) -> StudyRecord | None:
 
 
 def record_from_plain(plain: Mapping, place: str = STUDY_FILE) -> StudyRecord:
-    """Decodes study.json. Raises InvalidField that names the wrong field and `place`."""
+    """Decodes study.json. Raises InvalidField with `place` and the name of the wrong field."""
     try:
         record = from_plain(StudyRecord, plain)
         for entry in record.entries:
@@ -183,8 +179,8 @@ def record_from_plain(plain: Mapping, place: str = STUDY_FILE) -> StudyRecord:
 class Results:
     """The analysed results of a study, which may be incomplete.
 
-    `runs` has a row for each run, then each evaluation, then each attack that has begun. Only
-    attacks have a value in `elicited`.
+    `runs` has a row for each node that has begun: runs, then evaluations, then attacks. Its column
+    `elicited` is "" except for attacks.
     """
 
     record: StudyRecord
@@ -215,7 +211,7 @@ class Results:
 
     @property
     def main_profile(self) -> str:
-        """The record's profile if the table has it, otherwise what `choose_profile` returns."""
+        """The record's profile if it has rows in the table, otherwise `choose_profile(table)`."""
         profile = self.record.profile
         return profile if (self.table["profile"] == profile).any() else choose_profile(self.table)
 
@@ -227,9 +223,9 @@ def study_log(
     lines: Sequence[Line],
     ratios: Mapping[str, Mapping[str, float]],
 ) -> StudyLog:
-    """Collects what a study logs to MLflow: `files` and study.json, figures, lines and metrics.
+    """Collects what a study logs to MLflow: `files`, study.json, figures, charts and metrics.
 
-    MLflow plots the `lines`. `ratios` is {evaluation id: metrics}.
+    The charts show `lines`. `ratios` is {evaluation id: {metric: value}}.
     """
     files = {**files, STUDY_FILE: record.to_json()}
     is_drawn = any(line.tags["profile"] == record.profile for line in lines)
@@ -274,7 +270,7 @@ def with_links(
 
 
 def mlflow_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> dict[str, str]:
-    """Returns {node id: MLflow address}. Without a server, addresses start with `pages`."""
+    """Returns {node id: MLflow URL}. `pages` is the base URL if MLflow has no server."""
     runs = {} if tracker is None else tracker.runs()
     return {node_id: tracker.run_url(run.info.run_id, pages) for (_, node_id), run in runs.items()}
 

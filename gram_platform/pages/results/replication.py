@@ -55,28 +55,23 @@ from gram_platform.paper.paper import (
 )
 from gram_platform.paper.verdicts import EXPLANATION, JUDGEMENT_COLUMNS
 
-# Names that `varies` must not have, because tables have such columns.
+# `varies` must not have the name of another column.
 NOT_NAMES = (*TABLE_COLUMNS, *JUDGEMENT_COLUMNS, "seed", "retained", "domain", "class")
 NOT_NAMES += (*NATS_COLUMNS, "compute_ratio", "runs", "from", "paper", "published", EXPLANATION)
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """The fields of one study in studies.json."""
+    """The fields of one study in studies.json, explained in `docs/replicate.md`."""
 
     title: str
     question: str = ""
     varies: str = VARIANT
-    # The variant whose baselines are the reference of all variants.
     unit: str = ""
-    # Each seed is compared with its own baseline.
     own_baseline: bool = False
-    # The study whose baselines serve sizes without any. By default the only possible one.
     baseline_from: str = ""
-    # The paper's study whose claims are judged.
     compare_with: str = ""
     profile: str = ""
-    # The page begins with compute ratios by number of active modules.
     by_modules: bool = False
 
     def record(
@@ -139,7 +134,6 @@ class Baseline:
 
     study: str
     losses: pd.DataFrame
-    # Empty if the folder has none.
     curves: pd.DataFrame
     curves_from: str
 
@@ -161,9 +155,15 @@ class BaselineRules:
     def of(self, study: str, size: str, variant: str) -> Baseline:
         """Returns the baseline that a variant is compared with.
 
-        Uses the first that exists: the baseline of the unit, that of the variant, one without a
-        variant, the only baseline. If the study has no baseline at this size, uses another study's.
-        Raises ValueError if there is no baseline or the choice is ambiguous.
+        Tries the study's baselines of this size in this order:
+
+        1. that of the reference variant (see `unit`)
+        2. that of `variant`
+        3. one without a variant
+        4. the only one
+
+        If the study has none, tries another study's. Raises ValueError if no baseline is found, or
+        the choice is ambiguous.
         """
         source = study if self._variants(self.losses, study, size) else self._lender(study, size)
         options = self._variants(self.losses, source, size)
@@ -182,7 +182,11 @@ class BaselineRules:
         return Baseline(source, losses, curves, curves_from)
 
     def unit(self, study: str, size: str) -> str:
-        """Returns the declared unit if found, else the only variant containing its name, or ""."""
+        """Returns the reference variant, or "".
+
+        It is the declared `unit`. If that has no baseline, it is the only variant that has one and
+        whose name contains `unit`.
+        """
         unit, options = self.declared[study].unit, self._variants(self.losses, study, size)
         similar = [option for option in options if unit and unit in option]
         return unit if unit in options else similar[0] if len(similar) == 1 else ""
@@ -204,11 +208,16 @@ class BaselineRules:
     def _curves(
         self, study: str, size: str, variant: str, losses: pd.DataFrame
     ) -> tuple[str, pd.DataFrame]:
-        """Finds a baseline's curves. Returns (study that has them, curves).
+        """Returns the curves of the baseline of `variant`, as (study that has them, curves).
 
-        Tries the variant's curves first. If the baseline is the unit or the only one, tries curves
-        without a variant. If it is the only one, tries the study's only curves. Last, tries other
-        baselines with equal losses. Otherwise, returns an empty frame.
+        Tries, in this order:
+
+        1. the curves of `variant`
+        2. if the baseline is the reference or the only one: curves without a variant
+        3. if it is the only one: the study's only curves
+        4. the curves of a baseline with equal losses
+
+        Otherwise, returns an empty frame.
         """
         is_only = len(self._variants(self.losses, study, size)) == 1
         options = self._variants(self.curves, study, size)
@@ -301,8 +310,8 @@ def _prepare(
 def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
     """Computes a study's tables and claims.
 
-    If `is_beside`, adds the published table, unless there is none or the study has variants.
-    Intervals treat the fitted curve as exact, as the published ones do.
+    If `is_beside`, adds the published table, unless the study has variants or shares no method with
+    it. Intervals treat the fitted curve as exact, as the published intervals do.
     """
     record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=NO_NOTES.columns)
     analysis = analyse_study(record, prepared.losses, CURVE_FIXED)
@@ -362,7 +371,6 @@ def _variants_of(rows: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _in_every_variant(losses: pd.DataFrame, variants: tuple[str, ...]) -> pd.DataFrame:
-    """Copies rows without a variant into every variant, but leaves baselines to `BaselineRules`."""
     plain = losses[losses[VARIANT] == ""]
     if not variants or plain.empty:
         return losses

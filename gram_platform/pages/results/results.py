@@ -64,7 +64,8 @@ def read_results(
 ) -> Results | None:
     """Analyses all complete nodes. Returns None if there is no evaluation or no baseline curve.
 
-    Reads the storage if `frames` is None. Leaves out gradient shares if `store` is None.
+    Reads the storage if `frames` is None. Leaves out the modules' shares of the squared gradient if
+    `store` is None.
     """
     if frames is None:
         frames = store_frames(store, record.ids, record.curve_runs)
@@ -95,10 +96,10 @@ def read_results(
 def lost_rows(
     record: StudyRecord, store: Store, results: Results | None, done: Collection[str]
 ) -> list[str]:
-    """Lists nodes in `done` with lost or damaged files, and explains how to restore the files.
+    """Lists nodes in `done` with lost or damaged files, and explains how to make them again.
 
-    Submitting again does not rerun such nodes unless their folders are removed. A curve is not lost
-    if MLflow still has it.
+    Submitting again does not rerun such nodes unless their folders are removed. A learning curve is
+    not lost if MLflow still has it.
     """
     entries = {e["id"]: e for e in record.entries if e["id"] in done}
     readable = entries.keys() if results is None else set(results.runs["id"])
@@ -132,10 +133,10 @@ def analyse_study(record: StudyRecord, losses: StudyLosses, intervals: str = JAC
 def judge_study(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
     """Judges the paper's claims about a study, and adds verdicts on the published numbers.
 
-    Uses the record's profile even if the table lacks it, because the profile must be chosen before
-    there are data. If the paper makes no claims about a study without variants, judges whether mean
-    retain is above mean forget. Verdicts on numbers measured elsewhere use only intervals over
-    seeds, because the unit's error is unknown.
+    If the paper makes no claims about a study without variants, judges whether the mean compute
+    ratio of retain exceeds that of forget. Uses the record's profile even if the table lacks it,
+    because the profile must be chosen before there are data. Verdicts on losses measured elsewhere
+    use only intervals over seeds, because the error of their compute ratios is unknown.
     """
     errors = errors_by_class(record.unit_errors) if record.preset else None
     if (study := record.compare_with) in CLAIMS:
@@ -201,7 +202,7 @@ class Brief(NamedTuple):
 
 
 def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief:
-    """Summarises the main profile and the means over profiles.
+    """Summarises the compute ratios of the main profile, and the means over profiles.
 
     Omits the column `size` or `variant` if it has only one value.
     """
@@ -221,7 +222,7 @@ def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief
 def with_values(
     frame: pd.DataFrame, names: Iterable[str], text: Callable[..., str]
 ) -> dict[str, list[str]]:
-    """Returns {name: cell texts} for columns with values. `text` formats a cell."""
+    """Returns {name: cell texts} for the columns that have values. `text` formats a cell."""
     return {n: interval_texts(frame, n, text) for n in names if frame[n].notna().any()}
 
 
@@ -273,8 +274,8 @@ def ratio_lines(results: Results) -> list[Line]:
 def seed_ratios(results: Results) -> dict[str, dict[str, float]]:
     """Returns the metrics of each evaluation as {evaluation id: {metric: value}}.
 
-    `ratio/<class>` is the mean compute ratio of a class. Metrics such as `steps_to_50/<domain>`
-    measure how fast an attack recovers a domain.
+    `ratio/<class>` is the mean compute ratio of a class of domains, such as `retain`. Metrics such
+    as `steps_to_50/<domain>` measure how fast an attack recovers a domain.
     """
     views = results.record.tags("evaluation")
     names = [name for name in (VARIANT, *VIEW) if name in views]

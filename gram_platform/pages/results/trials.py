@@ -37,14 +37,14 @@ from gram_platform.tracking.views import (
 )
 
 TRIALS_FILE = "trials.csv"
-# The fields of search.json that are parameters of the search's run in MLflow.
+# The fields of search.json that are parameters in MLflow.
 MLFLOW_PARAMS = ("search_id", "preset", "data_id")
 
 
 def trials_log(
     name: str, params: Mapping[str, str], trials: bytes, columns: TrialColumns
 ) -> StudyLog:
-    """Collects what MLflow shows of a `trials.csv`: trials, saved views and run tags."""
+    """Collects the parts of a `trials.csv` that MLflow shows: trials, saved views and run tags."""
     # Ids may look like numbers.
     texts = dict.fromkeys([SEARCH, TRIAL, RUNS, *columns.groups], "str")
     frame, identity = pd.read_csv(io.BytesIO(trials), dtype=texts), study_id(name, params)
@@ -99,7 +99,7 @@ def _short(name: str, value: object) -> str:
 
 
 def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
-    """Returns {run id: {search tag: trials that use the run}} from a `trials.csv`."""
+    """Returns {run id: {tag of a search: names of the trials that use the run}}."""
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     frame = pd.read_csv(io.BytesIO(trials), dtype="str", keep_default_na=False)
     for search, trial, runs in frame[[SEARCH, TRIAL, RUNS]].itertuples(index=False):
