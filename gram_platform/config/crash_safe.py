@@ -1,4 +1,4 @@
-"""Writes files atomically, detects links and other special files, and finds live processes."""
+"""Writes files atomically, detects links and special files, and checks if processes are alive."""
 
 import contextlib
 import errno
@@ -53,7 +53,7 @@ def temporary_beside(path: str | Path) -> Iterator[str]:
 
 
 def sync(path: str) -> None:
-    """Flushes a file or a folder's entries to disk."""
+    """Flushes a file's content, or a folder's list of names, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -65,7 +65,7 @@ def sync(path: str) -> None:
 
 
 def kind_of(path: str | Path) -> str:
-    """Returns "a file", "a link" and so on, or "" if nothing exists. Does not follow links."""
+    """Returns what a path is, such as "a link", or "" if it does not exist. Follows no links."""
     try:
         return KIND_OF_MODE[stat.S_IFMT(os.lstat(path).st_mode)]
     except (FileNotFoundError, NotADirectoryError):
@@ -170,7 +170,8 @@ def create_database(path: Path, make: Callable[[Path], object]) -> None:
 def this_place() -> str:
     """Returns the host name, boot id and pid namespace as one string.
 
-    Processes with equal strings see the same pids. Containers may differ only in the namespace.
+    Processes with equal strings see the same pids. Containers of one machine may differ only
+    in the namespace.
     """
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
@@ -197,7 +198,7 @@ def process_is_alive(pid: int, start: int | None = None) -> bool:
 def process_start(pid: int) -> int:
     """Returns a process's start time in clock ticks since boot (/proc/PID/stat, field 22).
 
-    Returns 0 for a zombie or a missing process, or without /proc.
+    Returns 0 for a zombie or a missing process, and on systems without /proc.
     """
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()

@@ -1,8 +1,12 @@
 """Handles a command's exit codes, its signals, and output streams that fail.
 
-Exit codes are 0 (done), 1 (something failed, or the work stopped), 2 (nothing was started, because
-of bad input or missing permissions), 3 (the time or money limit was reached before the work was
-finished), 130 (Ctrl-C) and 143 (SIGTERM).
+Exit codes:
+
+- 0: done.
+- 1: something failed, or the work stopped.
+- 2: nothing was started, because of bad input or missing permissions.
+- 3: the time or money limit was reached before the work was finished.
+- 130 and 143: Ctrl-C and SIGTERM.
 """
 
 import atexit
@@ -43,7 +47,7 @@ class Unavailable(Stopped):
 
 
 def exit_with(work: Callable[[], int]) -> None:
-    """Runs `work`, then exits with its return value. Handles errors like `exit_codes`."""
+    """Runs `work`, then exits with its return value. After an error, exits as in `exit_codes`."""
     # Garbage collection at shutdown would walk all objects of torch and Ray for .8 s of CPU.
     atexit.register(gc.freeze)
     outlive_output()
@@ -67,8 +71,8 @@ def exit_codes(advice: str = "") -> Iterator[None]:
     """Context manager that exits with a message and an exit code if the block fails.
 
     Adds `advice` to the message after a signal, and to most errors after `begin_work`. Unexpected
-    exceptions keep their traceback. SIGTERM is handled like Ctrl-C. A missing home directory is bad
-    input, because MLflow and Ray cannot be imported without one.
+    exceptions keep their traceback. SIGTERM is handled like Ctrl-C. Without a home directory, exits
+    with code 2, because MLflow and Ray need one at import.
     """
     global _has_begun
     _has_begun = False
@@ -145,9 +149,9 @@ def worst(*codes: int) -> int:
 
 
 def escape_output() -> None:
-    """Makes stdout and stderr escape characters that their encoding lacks.
+    """Sets stdout and stderr to write escapes for characters that their encoding lacks.
 
-    Also replaces closed streams, and sets $COLUMNS if the terminal is too narrow.
+    Also replaces closed streams, and raises $COLUMNS if the terminal is too narrow.
     """
     width = shutil.get_terminal_size().columns
     if "COLUMNS" in os.environ or width < FEWEST_COLUMNS:
@@ -160,7 +164,6 @@ def escape_output() -> None:
             os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        # A stream that was closed is None.
         if stream is None:
             setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
         elif hasattr(stream, "reconfigure"):

@@ -2,7 +2,7 @@
 
 `compute_units`   tokens x active parameters: the paper's unit for budgets and lambda
                   (`app:equal-compute`).
-`hardware_flops`  2 x the multiply-adds of a step, for utilisation. Includes attention. Excludes
+`hardware_flops`  two for each multiply-add of a step, for utilisation. Includes attention. Excludes
                   weight gradients of frozen parameters and unneeded input gradients. Equals the
                   count of torch's FlopCounterMode with the math attention kernel (the counter
                   ignores the fused CPU kernel).
@@ -19,7 +19,7 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def mlp_parameters(architecture: str, d_model: int, width: int) -> int:
-    """Counts an MLP's parameters: c_fc and c_proj with biases, or three SwiGLU matrices."""
+    """Counts an MLP's parameters: two matrices with biases, or three SwiGLU matrices in Llama."""
     if architecture == LLAMA:
         return 3 * d_model * width
     return 2 * d_model * width + width + d_model
@@ -43,7 +43,7 @@ def module_parameters(config: ModelConfig, domain: str) -> int:
 
 
 def core_parameters(config: ModelConfig) -> int:
-    """Counts the parameters outside modules, which are always active."""
+    """Counts the parameters that are always active: all except those of modules."""
     attention = attention_parameters(config, config.num_heads, config.num_kv_heads)
     norm = config.d_model * (1 if config.is_llama else 2)
     core_mlp = (
@@ -58,7 +58,7 @@ def active_parameters(config: ModelConfig, active: Collection[str] = ()) -> int:
 
 
 def companion_shares(routing: RoutingConfig, modules: Collection[str]) -> dict[str, float]:
-    """Returns each module's probability of being active if a core batch has companions."""
+    """Returns {domain: probability that a core batch with companions activates its module}."""
     num_modules = len(modules)
     if routing.companions == "all":
         return dict.fromkeys(modules, 1.0)
@@ -108,7 +108,6 @@ def _mlp(
     trained: bool,
     hidden_grad: bool = False,
 ) -> int:
-    """Counts an MLP's FLOPs, with the gradient of its hidden units if `hidden_grad`."""
     # SwiGLU has two up-projections.
     up = (1 + config.is_llama) * _linear(num_tokens, config.d_model, width, input_grad, trained)
     return up + _linear(
@@ -124,7 +123,6 @@ def _lora(
     hidden_grad: bool,
     trained: bool,
 ) -> int:
-    """Counts a LoRA's FLOPs, with the gradient of the core's hidden units if `hidden_grad`."""
     up = _linear(num_tokens, config.d_model, rank, input_grad, trained)
     up += _linear(num_tokens, rank, config.d_mlp, input_grad or trained, trained)
     up *= 1 + config.is_llama
@@ -145,8 +143,8 @@ def hardware_flops(
     """Counts the FLOPs of a forward pass over full sequences, and its backward pass if `backward`.
 
     For all kernels, attention counts as two matrix products over all T x T positions in the
-    forward pass and four in the backward pass (fused kernels skip the masked half, but recompute
-    scores). Embedding look-ups, norms and element-wise operations count as 0.
+    forward pass and four in the backward pass. (Fused kernels skip the masked half, but recompute
+    scores.) Embedding look-ups, norms and element-wise operations count as 0.
     """
     tokens, d_model = num_sequences * config.seq_len, config.d_model
     loras = [m for m in config.modules if m.kind == "lora" and m.domain in active]
@@ -162,6 +160,7 @@ def hardware_flops(
         for num_heads, num_kv_heads, is_trained in heads:
             total += _attention(config, num_sequences, num_heads, num_kv_heads, flowing, is_trained)
         after_attention = flowing or any(is_trained for *_, is_trained in heads)
+        # Whether the core MLP's hidden units need a gradient.
         hidden = after_attention or core or any(m.domain in trained for m in loras)
         total += _mlp(config, tokens, config.d_mlp, after_attention, core, hidden)
         for module in loras:

@@ -73,7 +73,7 @@ class InvalidField(ValueError):
         self.place, self.steps = place, steps
 
     def for_command(self, flags: Collection[str]) -> str:
-        """Returns the error's text. Without `place`, a field in `flags` is shown as a flag."""
+        """Returns the error's text. If `place` is "", spells a field in `flags` as its flag."""
         if self.place or self.field not in flags:
             return str(self)
         flag, value = f"--{self.field.replace('_', '-')}", self.value
@@ -122,10 +122,10 @@ def require_real(
 def require_fields(
     owner: str, value: Any, low: float, *names: str, high: float = math.inf, open_low: bool = False
 ) -> None:
-    """Raises ValueError unless these fields of a dataclass are in [low, high].
+    """Raises ValueError unless the fields `names` of a dataclass are in [low, high].
 
-    `open_low` excludes low. Fields of type int must be integers. Errors call a field `owner.name`,
-    or `name` if `owner` is empty.
+    `open_low` excludes `low` for floats. Fields of type int must be integers. Errors call a field
+    `owner.name`, or `name` if `owner` is empty.
     """
     types = {
         field.name: getattr(field.type, "__origin__", field.type)
@@ -140,9 +140,9 @@ def require_fields(
 
 
 def find_id(field: str, beginning: str, known: Collection[str], expected: str) -> str:
-    """Returns `beginning` if it is a known id, otherwise the only known id with this prefix.
+    """Returns `beginning` if it is a known id, otherwise the only known id that begins with it.
 
-    Raises ValueError if no known id has the prefix, or if several have it.
+    Raises ValueError if `beginning` is empty, or if no or several known ids begin with it.
     """
     ids = [beginning] if beginning in known else [i for i in known if i.startswith(beginning)]
     if not beginning or not ids:
@@ -165,13 +165,16 @@ def require_each_once(field: str, values: Collection) -> None:
 
 
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
-    """Returns "one of ", `of` and the choices, with a suggestion for a misspelt value."""
+    """Returns a text such as "one of the fields a, b", in which `of` is "the fields ".
+
+    For a misspelt value, appends the text of `suggest`.
+    """
     choices = tuple(choices)
     return f"one of {of}{', '.join(choices)}{suggest(value, choices)}"
 
 
 def suggest(value: object, choices: Iterable[str]) -> str:
-    """Suggests choices similar to a misspelt value, in tyro's wording, or returns ""."""
+    """Returns ". Perhaps you meant: " and the choices similar to a value, or "" if none is."""
     spelt = {choice.lower(): choice for choice in choices}
     similar = difflib.get_close_matches(str(value).lower(), spelt, cutoff=SIMILAR)
     return f". Perhaps you meant: {', '.join(spelt[name] for name in similar)}" if similar else ""
@@ -205,10 +208,10 @@ def require_metric_name(field: str, value: str) -> None:
 
 
 def require_tellable(field: str, names: Collection[str], others: Iterable[str] = ()) -> None:
-    """Raises ValueError if a label has invisible characters or looks like another label.
+    """Raises ValueError if one of `names` has invisible characters or looks like another name.
 
-    Labels look alike if case folding and Unicode's NFKC make them equal, such as K and the Kelvin
-    sign. Similar letters of two alphabets are accepted.
+    The other name may be in `others`. Names look alike if case folding and Unicode's NFKC make them
+    equal, such as K and the Kelvin sign. Similar letters of two alphabets are accepted.
     """
     seen = {_fold_look(name): name for name in others}
     for name in names:
@@ -231,7 +234,7 @@ def _is_unseen(letter: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """Escapes control and invisible characters, which corpora may contain, and masks secrets."""
+    """Escapes control and invisible characters except tabs and line feeds, and masks secrets."""
     return NOT_ASCII_OR_CONTROL.sub(
         lambda match: ascii(match[0])[1:-1] if _is_unseen(match[0]) else match[0],
         mask_secrets(text),
@@ -302,8 +305,8 @@ def parse_with(parse: Callable[[Any], Any], text: str | bytes) -> Any:
 def add_field(default: Any) -> Any:
     """Declares a dataclass field that was added after ids were in use.
 
-    Canonical JSON omits the field if it has its default value, which must preserve the earlier
-    behaviour. So existing ids do not change.
+    Canonical JSON omits the field if it has its default value, so existing ids do not change. The
+    default must therefore give the behaviour from before the field was added.
     """
     return dataclasses.field(default=default, metadata={"is_newer": True})
 
@@ -383,7 +386,10 @@ def flatten(plain: object, prefix: str = "") -> dict[str, object]:
 
 
 def differing_fields(flat: Collection[Mapping[str, object]]) -> dict[str, list[object]]:
-    """Returns {field: values in all configs} for the fields in which flat configs differ."""
+    """Returns {field: [its value in each config]} for the fields that differ.
+
+    `flat` are configs from `flatten`. A missing field counts as None.
+    """
     fields = {name: [config.get(name) for config in flat] for name in sorted(set().union(*flat))}
     return {name: v for name, v in fields.items() if any(value != v[0] for value in v)}
 

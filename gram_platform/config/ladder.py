@@ -35,7 +35,7 @@ SHAPE += ("seq_len", "rope_theta", "norm_eps", "architecture", "head_width")
 
 @dataclass(frozen=True)
 class Size:
-    """One rung of the ladder: shape, module width, batch, amount of data and learning rate."""
+    """A model size: its shape, module width, batch, amount of data and learning rate."""
 
     name: str
     num_layers: int
@@ -93,7 +93,7 @@ def match_import(size: Size, model: ModelConfig, num_parameters: int, import_id:
 
 
 def lora_rank(d_model: int, d_mlp: int, d_aux: int) -> int:
-    """Returns the rank at which a LoRA has as many parameters as an MLP (`app:equal-compute`)."""
+    """Returns the rank of a LoRA with as many parameters as a module MLP (`app:equal-compute`)."""
     return round((2 * d_model * d_aux + d_aux + d_model) / (2 * (d_model + d_mlp)))
 
 
@@ -110,8 +110,7 @@ def _paper(name, layers, d_mlp, d_aux, batch, micro_batch, core_tokens, peak_lr)
 def _small(name, layers, d_model, d_aux, batch, micro_batch, core_tokens, peak_lr) -> Size:
     """Returns a size that trains on CPU cores within a night [ours].
 
-    The MLP is four times as wide as the model. The precision is float32, because bfloat16 is no
-    faster at this width (FINDINGS.md).
+    The precision is float32, because bfloat16 is no faster at this width (FINDINGS.md).
     """
     shape = (name, layers, d_model, 4, 2, 4 * d_model, 4 * d_model, d_aux)
     return Size(*shape, batch, micro_batch, core_tokens, peak_lr, 64, 1024, "float32")
@@ -174,7 +173,10 @@ CALIBRATED_SIZES = {
 
 @dataclass(frozen=True)
 class Law:
-    """Predicts a dense model's peak rate and batch, each as coefficient x parameters ^ exponent."""
+    """Predicts a dense model's peak learning rate and batch size.
+
+    Each is its coefficient x (number of parameters) ^ its exponent.
+    """
 
     name: str
     lr_coefficient: float
@@ -203,19 +205,22 @@ class Law:
         return self.lr_coefficient * num_parameters**self.lr_exponent
 
     def batch(self, num_parameters: float, seq_len: int | None = None) -> float:
-        """Predicts the batch as a number of sequences of `seq_len` tokens (default: the law's)."""
+        """Predicts the batch size in sequences of `seq_len` tokens (default: `Law.seq_len`)."""
         sequences = self.batch_coefficient * num_parameters**self.batch_exponent
         return sequences * self.seq_len / (seq_len or self.seq_len)
 
     @property
     def flaw(self) -> str:
-        """The reason why the fit is rejected, or "" if it is accepted."""
+        """The reason why the law's fit is rejected, or "" if it is accepted."""
         if self.no_law or self.num_sizes >= FEWEST_SIZES:
             return self.no_law
         return f"fitted to {self.num_sizes} sizes, at least {FEWEST_SIZES} are needed"
 
     def times_beyond(self, num_parameters: float) -> float:
-        """Returns the factor from a model's size to the fitted range: 1 inside, inf if none."""
+        """Returns the factor by which a model is larger or smaller than all fitted sizes.
+
+        Returns 1 if it is between them, and inf if the fitted sizes are unknown.
+        """
         if not self.num_sizes:
             return math.inf
         return max(num_parameters / self.largest, self.smallest / num_parameters, 1.0)
@@ -224,7 +229,7 @@ class Law:
         return not self.flaw and self.times_beyond(num_parameters) <= REACH
 
     def doubts(self, sizes: Mapping[str, float]) -> tuple[str, ...]:
-        """Returns reasons not to use the law for these sizes ({name: number of parameters})."""
+        """Returns reasons not to use the law for `sizes`, which maps names to parameter counts."""
         doubts = [f"no law: {self.flaw}"] if self.flaw else []
         beyond = {name: self.times_beyond(number) for name, number in sizes.items()}
         far = [f"{name} is {times:,.3g} times" for name, times in beyond.items() if times > REACH]
@@ -289,10 +294,10 @@ def require_evidence(law: Law, name: str, sizes: Mapping[str, float]) -> None:
 def apply_law(size: Size, law: Law, num_parameters: int) -> Size:
     """Returns the size with the peak learning rate and batch that the law predicts.
 
-    `num_parameters` is that of the dense model. The batch has the predicted number of tokens at any
-    sequence length, rounded to whole micro-batches. If it rounds to 0, the batch becomes one
-    micro-batch, whose size is the divisor of `micro_batch` nearest to the prediction on a log
-    scale. Raises ValueError unless the predictions are positive and finite.
+    `num_parameters` is that of the dense model. The law predicts a batch's number of tokens,
+    whatever the sequence length. The batch is rounded to whole micro-batches. If that gives 0, it
+    becomes one micro-batch, whose size is the divisor of `micro_batch` nearest to the prediction on
+    a log scale. Raises ValueError unless the predictions are positive and finite.
     """
     try:
         peak_lr = law.lr(num_parameters)

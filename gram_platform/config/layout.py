@@ -1,4 +1,4 @@
-"""Makes decisions that training and the planner share, such as how ranks share weights."""
+"""Makes decisions that training and the planner both use, such as how ranks share weights."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -25,9 +25,7 @@ EVALUATION_LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * GIB}
 class Sharing:
     """Describes how the ranks of a run share its weights."""
 
-    # Ranks that share one copy.
     num_shards: int
-    # Whether the weights stay gathered between passes.
     keeps_gathered: bool
     # Whether each pass, not each window, reduces gradients. A rank then keeps only its own rows.
     reduces_every_pass: bool
@@ -38,12 +36,12 @@ class Sharing:
 def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) -> Sharing:
     """Decides how `num_ranks` ranks on `device` (cpu or cuda) share a model.
 
-    - Weights of at most `KEPT_BYTES` in this precision stay gathered.
-    - Large models reduce gradients in every pass, others once a window. Bfloat16 models with LoRAs
-      also reduce in every pass. (Otherwise, a block's gradients could differ in dtype, which FSDP
-      rejects.)
-    - An MLP module is gathered apart from its block if it is large, or if the model is bfloat16 and
-      reduces once a window.
+    - Weights of at most `KEPT_BYTES` in `precision` stay gathered between passes.
+    - Gradients are reduced in every pass if the model is large, or if it is bfloat16 and has LoRAs.
+      (Otherwise, a block's gradients could differ in dtype, which FSDP rejects.) Other models
+      reduce gradients once a window.
+    - A module MLP is gathered apart from its block if it is large, or if the model is bfloat16 and
+      reduces gradients once a window.
     """
     parameters, in_float32 = total_parameters(model), precision == "float32"
     has_loras = any(module.kind == "lora" for module in model.modules)
@@ -65,8 +63,8 @@ def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) 
 def num_shards(num_ranks: int, device: str) -> int:
     """Returns the number of ranks that share one copy of the weights.
 
-    If the ranks fill whole GPU machines, each machine has a copy, and machines exchange only
-    gradients. Otherwise all ranks share one copy.
+    If the ranks fill machines of `MACHINE_RANKS` GPUs, each machine has a copy, and machines
+    exchange only gradients. Otherwise all ranks share one copy.
     """
     return MACHINE_RANKS if device == "cuda" and num_ranks % MACHINE_RANKS == 0 else num_ranks
 
@@ -97,15 +95,15 @@ def attention_kernel(
     is_masked: bool,
     available: Collection[str] = GPU_KERNELS,
 ) -> str:
-    """Names the attention kernel for `device` (cpu or cuda).
+    """Returns the name of the attention kernel for `device` (cpu or cuda).
 
     `num_bytes` is the size of a number: 4 in float32, 2 in bfloat16. If `is_masked`, attention
     does not cross document ends. `available` lists the kernels that torch and the GPU support.
 
-    torch's flash and cuDNN kernels need 16-bit numbers, heads of at most `LARGEST_HEAD` and no
-    document mask. They accept query heads that share keys. The memory-efficient kernel needs
-    aligned heads, and a copy of keys and values for every query head (`sdp_utils.cpp` of torch
-    2.13). Plain matrix products ("math") store every score.
+    torch's flash and cuDNN kernels need 16-bit numbers, heads of at most `LARGEST_HEAD` numbers and
+    no document mask. They accept query heads that share keys. The memory-efficient kernel needs
+    heads of a multiple of `ALIGNED_BYTES`, and a copy of keys and values for every query head
+    (`sdp_utils.cpp` of torch 2.13). Plain matrix products ("math") store every score.
     """
     if device == "cpu":
         return ON_CPU if num_bytes == 4 else ON_CPU_IN_BLOCKS
@@ -122,7 +120,7 @@ def model_kernel(device: str, num_bytes: int, model: ModelConfig) -> str:
 
 
 def require_fast_attention(kernel: str, model: ModelConfig) -> None:
-    """Raises ValueError if attention would store every score of a long context."""
+    """Raises ValueError if `kernel` stores every attention score of over MATH_TOKENS tokens."""
     if kernel == MATH and model.seq_len > MATH_TOKENS:
         allowed = (
             f"flash, cuDNN or memory-efficient attention above {MATH_TOKENS} tokens (here"

@@ -4,7 +4,7 @@ Values are merged before they are validated. A dataclass rejects unknown fields,
 keeps them.
 
 We use no library, because cattrs converts "3" to 3, msgspec and pydantic drop unknown fields, and
-msgspec reports the location of an error only in its text.
+msgspec gives the location of an error only as text.
 """
 
 import dataclasses

@@ -31,8 +31,9 @@ PACKAGES = ("gram-platform", "torch", "ray", "mlflow")
 class Code:
     """Identifies the code of a process.
 
-    `commit` is the checkout's commit, plus CHANGED if tracked files differ, or "" if unknown.
-    `sources` is a hash of the package's files, equal for a checkout, an upload and a wheel.
+    `commit` is the checkout's commit, or "" if unknown. It ends with CHANGED if tracked files have
+    uncommitted changes. `sources` is a hash of the package's files. It is the same in a
+    checkout, an upload and a wheel.
     """
 
     commit: str
@@ -64,7 +65,10 @@ class Provenance:
         return Code(self.commit, self.sources)
 
     def after(self, earlier: Sequence[Mapping]) -> tuple[Mapping, ...]:
-        """Appends this submission to `earlier`. Keeps the first and newest, `NUM_KEPT` in all."""
+        """Returns `earlier` and this submission.
+
+        Keeps at most `NUM_KEPT` submissions: the first one and the newest ones.
+        """
         rows: list[Mapping] = [*earlier, {**asdict(self), "versions": dict(self.versions)}]
         return tuple(rows if len(rows) <= NUM_KEPT else [rows[0], *rows[1 - NUM_KEPT :]])
 
@@ -86,7 +90,6 @@ class Submissions(TypedDict, total=False):
     submissions: list[SubmissionRow]
 
 
-# Submissions that are kept of one study: the first and the newest.
 NUM_KEPT = 20
 
 

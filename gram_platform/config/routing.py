@@ -2,7 +2,7 @@
 
 The schedule depends only on the config. Hashes of the seed and a counter replace a random
 generator, so the schedule is the same on all ranks and after interruptions. A keyed permutation
-maps a micro-batch's cursor to its sequences, so no shuffled indices are stored.
+maps a micro-batch's position in its domain to its sequences, so no shuffled indices are stored.
 """
 
 import hashlib
@@ -35,7 +35,10 @@ class Route:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One micro-batch of a schedule. `cursor` is the number of earlier draws from its domain."""
+    """One micro-batch of a schedule.
+
+    `cursor` is the number of sequences that earlier micro-batches take from its domain.
+    """
 
     index: int
     domain: str
@@ -44,7 +47,7 @@ class MicroBatch:
 
 
 def passes_of_window(window: Sequence[MicroBatch], most: int) -> list[list[MicroBatch]]:
-    """Divides a window into the fewest passes with at most `most` micro-batches each.
+    """Divides a window into as few passes as possible, of at most `most` micro-batches each.
 
     Micro-batches that train the core come first, unless each pass is one micro-batch.
     """
@@ -64,10 +67,10 @@ def hash_key(*parts: object) -> int:
 
 
 def hash_counters(key: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """Returns, for each counter n, output number n of SplitMix64, as uint64.
+    """Returns a pseudo-random uint64 for each counter n: output n of SplitMix64.
 
-    The generator (Steele et al., 2014) is seeded with `key`, which may be an array of uint64 with
-    one key for each counter.
+    This generator (Steele et al., 2014) is seeded with `key`, or with one key for each counter, if
+    `key` is an array of uint64.
     """
     z = np.asarray(key, _U64) + (counters.astype(_U64) + _U64(1)) * _U64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
@@ -76,16 +79,16 @@ def hash_counters(key: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
 
 
 def uniforms(key: int, counters: np.ndarray) -> np.ndarray:
-    """Returns a float64 number in [0, 1) for each counter."""
+    """Returns a pseudo-random float64 in [0, 1) for each counter."""
     return (hash_counters(key, counters) >> _U64(11)) * 2.0**-53
 
 
 def permute(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = False) -> np.ndarray:
-    """Permutes int64 indices in [0, size), each by its own uint64 key.
+    """Maps int64 indices in [0, size) to int64 images, each by the permutation of its uint64 key.
 
-    Returns int64 images or, if `inverse`, maps images back to indices. Applies a balanced Feistel
-    network of six rounds over the next power of four until the result is below `size` (Black and
-    Rogaway 2002, "Ciphers with arbitrary finite domains").
+    If `inverse`, maps images back to indices. Applies a balanced Feistel network of six rounds over
+    the next power of four until the result is below `size` (Black and Rogaway 2002, "Ciphers with
+    arbitrary finite domains").
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     values = _feistel(indices.astype(_U64), keys, half_bits, inverse)
@@ -131,9 +134,9 @@ class Schedule:
         return uniforms(hash_key(self.config.seed, name), self._units) < probability
 
     def _draw_companions(self) -> np.ndarray:
-        """Draws each unit's companions, and returns int64 [num_units] in which bit i is module i.
+        """Returns each unit's companions as int64 [num_units], in which bit i is module i.
 
-        Companions are active modules other than the unit's own. A core batch has none,
+        Companions are active modules other than the unit's own. A core batch has no companion,
         one (the paper), a random subset [ours] or all modules.
         """
         routing, num_subsets = self.config.routing, 1 << len(self._modules)
@@ -167,7 +170,7 @@ class Schedule:
         """Returns the domain index of each unit, int16 [num_units], in an order fixed by the seed.
 
         Each domain gets exactly its number of units in the mixture. In unlearning runs, forget and
-        retain units alternate, and each kind is shuffled.
+        retain units alternate.
         """
         counts = [d.num_draws // self.config.route_unit for d in self.config.data.domains]
         in_order = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
@@ -194,7 +197,7 @@ class Schedule:
         return [self[t] for t in range(step * size, (step + 1) * size)]
 
     def route_counts(self, num_micro_batches: int | None = None) -> dict[tuple[str, Route], int]:
-        """Counts the first `num_micro_batches` (default: all) by (domain, route)."""
+        """Counts each (domain, route) in the first `num_micro_batches` (default: all)."""
         count = len(self) if num_micro_batches is None else min(num_micro_batches, len(self))
         domains = self._domain_of_unit[: -(-count // self._per_unit)]
         sizes = np.full(len(domains), self._per_unit)
@@ -211,7 +214,6 @@ class Schedule:
 
     @cached_property
     def _unit_rank(self) -> np.ndarray:
-        """Each unit's index among the units of its domain, int64 [num_units]."""
         rank = np.empty(len(self._domain_of_unit), dtype=np.int64)
         for index in range(len(self.domains)):
             mine = self._domain_of_unit == index
@@ -221,11 +223,12 @@ class Schedule:
     def _route(self, unit: int, domain: str) -> Route:
         """Returns a unit's route, as in the paper (`sec:method`).
 
-        Batches of a domain without a module always train the core. A core batch also trains its
-        companions, while an auxiliary batch only activates them [ours]. An unlabelled batch
-        activates and trains everything (`app:partial`). With `freeze_core`, only modules are
-        trained. With `spreads_embeddings`, auxiliary batches that do not train the core train
-        `EMBEDDINGS`.
+        - A batch of a domain without a module trains the core and its companions.
+        - An auxiliary batch trains its module and, with probability `p_aux_spread`, the core. If
+          not the core, it trains `EMBEDDINGS` if `spreads_embeddings`. Its companions are active
+          but not trained [ours].
+        - An unlabelled batch activates and trains everything (`app:partial`).
+        - With `freeze_core`, no batch trains the core.
         """
         routing = self.config.routing
         core_sets = set() if routing.freeze_core else {SHARED, CORE_MLP}
@@ -261,7 +264,7 @@ def route_counts(
 
 
 def draw_positions(seed: int, budget: DomainBudget, cursor: int, count: int) -> np.ndarray:
-    """Returns the pool positions of a domain's next `count` draws after `cursor`, int64 [count].
+    """Returns the pool positions of `count` draws of a domain from draw `cursor` on, int64 [count].
 
     Each pass over the pool has a different order, determined by seed, domain and pass number.
     """

@@ -19,7 +19,7 @@ FORM = "name=low:high, name=log:low:high, or name=value for a constant"
 
 @dataclass(frozen=True)
 class Parameter:
-    """A searched parameter: uniform from `low` to `high` or, if `log`, log-uniform."""
+    """A parameter that a search varies from `low` to `high`, on a log scale if `log`."""
 
     name: str
     low: float
@@ -40,13 +40,13 @@ class Parameter:
         return self.low <= value <= self.high
 
     def at(self, share: float) -> float:
-        """Maps a share, from 0 to 1, to a value in the range."""
+        """Returns the value at a position in the range, from 0 (`low`) to 1 (`high`)."""
         if self.log:
             return self.low * (self.high / self.low) ** share
         return self.low + share * (self.high - self.low)
 
     def share_of(self, value: float) -> float:
-        """Maps a value in the range to a share, from 0 to 1. Inverse of `at`."""
+        """Returns a value's position in the range, from 0 to 1. Inverse of `at`."""
         scale = math.log if self.log else float
         return (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low))
 
@@ -56,7 +56,7 @@ class Space:
     """The parameters of a search, and the widest ranges that users can set."""
 
     parameters: tuple[Parameter, ...]
-    # The widest ranges allowed. Other parameters have no limit.
+    # Other parameters have no limit.
     limits: tuple[Parameter, ...] = ()
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class Space:
 
 @dataclass(frozen=True)
 class SearchObjective:
-    """A metric to minimise. A diverged trial reports `worst` to the sampler."""
+    """A metric to minimise. The sampler gets the value `worst` for a diverged trial."""
 
     metric: str
     worst: float
@@ -97,9 +97,8 @@ class SearchObjective:
 class TrialColumns:
     """The columns of `trials.csv` that are used to compare a search's trials."""
 
-    # What the search varies.
     parameters: tuple[str, ...] = ()
-    # What it measures. The first decides which trial is best.
+    # What the search measures. The first decides which trial is best.
     objectives: tuple[str, ...] = ()
     # Only trials with equal values here are compared.
     groups: tuple[str, ...] = ()

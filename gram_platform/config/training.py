@@ -27,7 +27,7 @@ def is_unlabelled(name: str) -> bool:
 
 
 def core_first(domains: tuple, name=lambda domain: domain) -> tuple:
-    """Sorts items by domain, core first, so that equal mixtures give equal configs.
+    """Sorts items by domain, core first, so that their order does not change a config's id.
 
     `name(item)` returns the item's domain.
     """
@@ -67,7 +67,7 @@ class ModuleSpec:
 class ModelConfig:
     """The config of a decoder-only transformer with grouped-query attention.
 
-    `d_mlp` is the core MLP's width, or 0 for none, as in DEMix.
+    `d_mlp` is the core MLP's width, or 0 without a core MLP, as in DEMix.
     """
 
     num_layers: int
@@ -137,10 +137,11 @@ class ModelConfig:
 
 
 def merge_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfig:
-    """Returns the config of a view's dense model, as wide as its core and active MLPs together.
+    """Returns the config of a view's dense model.
 
-    Each active module with heads adds a key-value head and `group_size` query heads. A Llama then
-    gets further heads until the number of query heads divides `d_model`, which Llamas require.
+    Its MLP is as wide as the core MLP and active module MLPs together. Each active module with
+    heads adds a key-value head and `group_size` query heads. A Llama then gets further heads until
+    the number of query heads divides `d_model`, which Llamas require.
     """
     modules = [m for m in config.modules if m.domain in active]
     width = config.d_mlp + sum(m.width for m in modules if m.kind != "lora")
@@ -182,16 +183,15 @@ class Slice:
 
 @dataclass(frozen=True)
 class DomainBudget:
-    """The training data with one label, `name`: `num_draws` sequences from a pool.
+    """The data that a run sees as the domain `name`: `num_draws` sequences from a pool.
 
-    The pool is the first `num_sequences` of this domain's permutation or, if given, `slices` of any
-    domains. Sequences repeat only if `num_draws` > `num_sequences`.
+    The pool is `slices` of any domains or, without these, the first `num_sequences` of this
+    domain's permutation. Sequences repeat only if `num_draws` > `num_sequences`.
     """
 
     name: str
     num_sequences: int
     num_draws: int
-    # (): the first `num_sequences` of the domain.
     slices: tuple[Slice, ...] = ()
 
     def __post_init__(self) -> None:
@@ -229,7 +229,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class RoutingConfig:
-    """The paper's routing probabilities. Models without modules ignore them."""
+    """Configures what a batch activates and trains. Models without modules ignore probabilities."""
 
     # p_cr: a core batch also activates and trains a random module.
     p_core_robust: float = 0.0
@@ -239,7 +239,6 @@ class RoutingConfig:
     accumulation: str = "heterogeneous"
     # Train only modules: the branches of FT-LoRA and FT-MLP.
     freeze_core: bool = False
-    # Overrides `p_aux_spread` for single domains.
     p_aux_spread_of: tuple[tuple[str, float], ...] = add_field(())
     # Relative frequency as companion; (): all equal.
     companion_weights: tuple[tuple[str, float], ...] = add_field(())
@@ -275,7 +274,7 @@ class RoutingConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Configures AdamW for each parameter set, and its warm-up-stable-decay schedule."""
+    """Configures AdamW, and the warm-up-stable-decay schedule of its learning rate."""
 
     peak_lr: float
     warmup_fraction: float
@@ -289,7 +288,6 @@ class OptimizerConfig:
     clip_norm: float = 1.0
     # One norm over all sets [ours], the only value. Every id contains the field.
     clip_scope: str = "global"
-    # Decay biases and norms too.
     decay_vectors: bool = add_field(False)
 
     def __post_init__(self) -> None:
@@ -335,7 +333,8 @@ class Objective:
     norm gains are (1 - noise) start + noise x initial value.
 
     In unlearning, half of each window's micro-batches are from forget domains. The loss is a forget
-    term on these + `retain_weight` x CE on the others. The forget term is, by kind:
+    term on these + `retain_weight` x CE on the others. The forget term is, by kind (ME: maximum
+    entropy, p: the predicted distribution):
 
     - `maxent_entropy` (ME): KL(p || uniform) (the paper).
     - `maxent_kl` (ME): KL(uniform || p) (Yuan and others, 2024).
@@ -355,7 +354,6 @@ class Objective:
     steered_layers: int = add_field(0)
     # Misdirection: length of the forget domains' target vector.
     steering: float = add_field(0.0)
-    # "": every token counts.
     responses_after: str = add_field("")
     # Distillation: the authors' alpha and beta.
     noise: float = add_field(0.0)

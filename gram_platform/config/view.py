@@ -68,7 +68,7 @@ class View:
 
     @property
     def origins(self) -> dict[str, str]:
-        """{domain: run or imported model that provides the domain's module}."""
+        """{domain: id of the run or imported model that provides its module}."""
         domains = [domain for domain, _ in self.weights] + [CORE] * (self.rule == "by_domain")
         return dict.fromkeys(domains, self.run_id) | dict(self.sources)
 
@@ -100,8 +100,6 @@ def _find_module(source: ModelConfig, run_id: str, domain: str) -> ModuleSpec:
 
 
 class _Identified:
-    """Base class of evaluations. `eval_id` is a hash of its kind and fields."""
-
     _kind: ClassVar[str]
 
     @cached_property
@@ -189,9 +187,9 @@ class Continuations(_Identified):
 
     @property
     def num_sequences(self) -> int:
-        """The number of prompts. Cost estimates count each as one sequence.
+        """The number of prompts. Cost estimates count a continuation as one whole sequence.
 
-        A continuation costs at most one sequence's forward pass.
+        It costs at most the forward pass over this sequence.
         """
         return len(self.texts or self.documents)
 

@@ -88,9 +88,9 @@ def read_text(field: str, path: Path, most: int = MOST_JSON_BYTES) -> str:
 
 
 def read_json(path: Path, kind: Any = dict) -> Any:
-    """Reads a JSON file as a value of this type (see `from_plain`).
+    """Reads a JSON file as a value of the type `kind` (see `from_plain`).
 
-    Raises ValueError if it is not JSON, and InvalidField, with the path, for a wrong field.
+    Raises ValueError if it is not JSON, and InvalidField, with the file's path, for a wrong field.
     """
     text = read_text("file", path)
     try:
@@ -105,8 +105,8 @@ def read_json(path: Path, kind: Any = dict) -> Any:
 class Written:
     """Fields that a user wrote in a file or a flag.
 
-    `place` is the file or flag, for errors. `text` is the whole document, for line numbers. `parts`
-    are the documents that `together` merged.
+    Errors name `place`, the file or flag, and a line of `text`, the whole document. `parts` are the
+    documents that `together` merged.
     """
 
     place: str
@@ -115,7 +115,7 @@ class Written:
     parts: tuple["Written", ...] = ()
 
     def build(self, kind: Any, start: Any = None) -> Any:
-        """Builds a dataclass: `start` with these fields set. Errors include place and line."""
+        """Builds a dataclass: `start`, if any, with these fields. Errors name place and line."""
         with self.locate_errors():
             return from_plain(kind, overlaid(start, self.plain))
 
@@ -143,7 +143,7 @@ class Written:
         return error.at(place)
 
     def _find_steps(self, error: InvalidField) -> Steps:
-        """Returns the keys and indices of the error's field or, if absent, its table."""
+        """Returns the path to the error's field or, if the document lacks it, to its table."""
         fields = list(_walk(self.plain))
         name = tuple(steps_of(error.field))
         likely = (field for step in reversed(name[-2:]) for field in fields if field[-1] == step)
@@ -201,7 +201,7 @@ def read_assignment(text: str) -> Written:
 
 
 def read_value(text: str) -> Any:
-    """Parses TOML or a number such as .5. Returns any other text as a string."""
+    """Parses a TOML value or a number such as .5. Returns any other text as a string."""
     with contextlib.suppress(tomllib.TOMLDecodeError):
         return parse_with(tomllib.loads, f"value = {text}")["value"]
     with contextlib.suppress(ValueError):
