@@ -422,7 +422,6 @@ def text_frame(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> 
 
 
 def label_methods(frame: pd.DataFrame) -> pd.DataFrame:
-    """Replaces method ids with labels."""
     return frame.assign(method=frame["method"].map(method_label)) if "method" in frame else frame
 
 

@@ -40,7 +40,6 @@ def run_command(
 
 
 def run_named(name: str, arguments: list[str]) -> None:
-    """Runs a study or search with its own flags, then exits."""
     if name.startswith("-"):
         raise ValueError(f"{name}: the study comes first, as in gram run scaling {name} ...")
     main(find_study(name), arguments, f"gram run {name}")

@@ -353,7 +353,6 @@ def _record(row: HubRow, record: dict) -> Document | None:
 
 
 def _value(record: object, name: str) -> object:
-    """Returns the value of a field, such as `meta.title`, or None if the record lacks it."""
     if not isinstance(record, dict):
         return None
     ends = [index for index in reversed(range(len(name))) if name[index] == "."]

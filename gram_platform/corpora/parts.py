@@ -47,7 +47,6 @@ def in_turn(
 
 
 def call_on_one_core(function: Callable[[Task], Result], task: Task) -> Result:
-    """Calls `function` with this process's tokenizers limited to one thread."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return function(task)
 

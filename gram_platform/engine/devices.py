@@ -172,7 +172,6 @@ def _multiply(device: str) -> None:
 
 
 def _summarise(error: BaseException) -> str:
-    """Returns the error's class and first line, without the advice that CUDA appends."""
     return one_line(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
 
 

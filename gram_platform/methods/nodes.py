@@ -55,7 +55,6 @@ class Node:
 
     @property
     def view(self) -> View:
-        """The view that this evaluation measures."""
         assert not isinstance(self.config, RunConfig), self.name
         return self.config.view
 

@@ -311,7 +311,6 @@ def parameter_set(name: str) -> str:
 
 
 def is_module(name: str) -> bool:
-    """Returns True if a parameter name belongs to an auxiliary module."""
     return parameter_set(name) not in (SHARED, CORE_MLP)
 
 

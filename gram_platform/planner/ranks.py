@@ -264,7 +264,6 @@ class StudyWork:
         return fits(run, number, machine, self.ranks.checkpointing)
 
     def _factor(self, group: RunGroup, number: int) -> float:
-        """Returns a run's GPU-hours as a multiple of its GPU-hours on one rank."""
         if (group, number) not in self._added:
             run = self._largest[group]
             exchanged = exchange_hours(run, number, self.machine, self.ranks.checkpointing)

@@ -276,5 +276,4 @@ class Attempt:
             remove_weights(self._folder)
 
     def _is_working(self) -> bool:
-        """Returns True if `heartbeat` was called in the last LONGEST_STEP_S seconds."""
         return time.monotonic() - self._last_step < LONGEST_STEP_S

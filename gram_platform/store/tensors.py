@@ -200,7 +200,6 @@ def write_stream(
 
 
 def stream_bytes(shapes: Shapes, dtype: torch.dtype) -> int:
-    """Returns the number of bytes that `write_stream` writes."""
     num_values = sum(math.prod(shape) for shape in shapes.values())
     return len(_stream_header(shapes, dtype)) + num_values * dtype.itemsize
 

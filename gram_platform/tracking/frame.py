@@ -209,7 +209,6 @@ def _mlflow_row(kind: str, node_id: str, run: Run) -> dict:
 
 
 def _has_eval_points(run: Run) -> bool:
-    """Returns False if a run's `loss/` metrics are all from progress evaluations."""
     return number_of(run.data.params, content.NUM_EVAL_POINTS) != 0
 
 

@@ -59,7 +59,6 @@ class Tracker:
         self.has_sent_all = False
 
     def prepare_database(self) -> None:
-        """Creates the database and the experiment if they are missing."""
         with self._mlflow.writing():
             pass
 

@@ -141,7 +141,6 @@ def with_notes(title: str, notes: str) -> str:
 
 
 def drop_empty(figures: Mapping[str, go.Figure]) -> dict[str, go.Figure]:
-    """Drops figures without data."""
     return {name: figure for name, figure in figures.items() if len(figure.data)}
 
 

@@ -275,7 +275,6 @@ def _read_names(cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
 
 
 def _spell_number(name: str) -> str:
-    """Normalises a number that names a variant or size: 64.0 and 6.4e1 become 64."""
     number = Decimal(name) if NUMBER.fullmatch(name) else None
     if number is None or abs(number) >= MOST_NUMBER:
         return name
