@@ -1,17 +1,17 @@
 """Measures the error of compute ratios on baselines, whose true ratio is known.
 
-A baseline trained for some share of the reference's steps should have this share as its compute
-ratio. An error is a compute ratio minus the share. There are two kinds:
+The reference is the baseline that defines the ratios. A baseline trained for some share of its
+steps should have this share as its compute ratio. The error is the ratio minus the share. There are
+two kinds:
 
 - `fit`: each reference seed is left out in turn, and its losses between warm-up and decay are rated
   by the curve of the other seeds. The share is the loss's step divided by the run's steps.
 - `unit`: finished baselines of other lengths and seeds, each with its own warm-up and decay, are
   rated like any model. The share is the baseline's steps divided by the reference's.
 
-A study's own seeds cannot show unit errors. The unit error of one ratio is the root mean square,
-over shares, of the mean error over seeds. The unit error of a difference of two ratios on the same
-curves comes likewise from the differences of errors at neighbouring shares. Claims use the
-half-width of a 90% interval: the root mean square times a t quantile.
+The spread over a study's seeds does not contain unit errors. The unit error of one ratio is the
+root mean square, over shares, of the mean error over seeds. For a difference of two ratios on the
+same curves, each seed's errors are first replaced by their differences at neighbouring shares.
 """
 
 import math
@@ -38,7 +38,7 @@ ERROR_CELL = ["error_of", "size", "domain"]
 CALIBRATION_COLUMNS = [*ERROR_CELL, *(f"bias{end}" for end in ENDS)]
 CALIBRATION_COLUMNS += ["rms", "rms_of_means", "worst", "num_ratios", "num_seeds"]
 CLASS_OF = {CORE: CORE, "retain": AUXILIARY, "forget": AUXILIARY, ELICITED: AUXILIARY}
-# A size takes the error of a size whose parameters and steps differ by at most this factor [ours].
+# See `nearest_errors` [ours].
 NEAR = 3.0
 # Correlations at distances of 1, 2, ... shares, means over the three-seed rows of
 # `unit_errors.csv` (docs/findings/intervals.md).
@@ -52,9 +52,10 @@ FILE_COLUMNS = ["corpus", "parameters", "steps", *MEASURED_COLUMNS]
 
 
 def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.DataFrame:
-    """Returns unit errors with ERROR_COLUMNS, one row per rated baseline and domain with a ratio.
+    """Returns the errors of finished baselines' compute ratios, with ERROR_COLUMNS.
 
-    `unit` names the reference variant in `ratios` and `curves`. All other variants are rated.
+    There is one row per rated baseline and domain with a ratio. `unit` is the name of the
+    reference's variant in `ratios` and `curves`. All other variants are rated.
     """
     # A curve's last point is after training.
     num_steps = curves.groupby("run_id")["step"].max()
@@ -67,11 +68,12 @@ def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.Dat
 def fit_errors(
     ratios: pd.DataFrame, curves: pd.DataFrame, constant_rate: Mapping[str, tuple[float, float]]
 ) -> pd.DataFrame:
-    """Returns fit errors with ERROR_COLUMNS, one row per reference seed, domain and rated step.
+    """Returns errors of compute ratios during the reference's training, with ERROR_COLUMNS.
 
-    `ratios` and `curves` contain only the reference. `constant_rate` maps a size to the end of
-    warm-up and the start of decay, as shares of all steps. Only steps between them are rated. A
-    size with one seed has no rows, since no other seed can rate it.
+    There is one row per seed, domain and rated step. Each seed's losses are rated by the curve of
+    the other seeds, so a size with one seed has no rows. `ratios` and `curves` contain only the
+    reference. `constant_rate` maps a size to the first and last rated step, the end of warm-up and
+    the start of decay, as shares of all steps.
     """
     finals = ratios.pivot(index=["size", "seed"], columns="domain", values="loss")
     finals = finals.add_prefix(PREFIX).reset_index().assign(method=BASELINE, profile=ALL)
@@ -98,9 +100,9 @@ def _errors(rated: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_class(errors: pd.DataFrame) -> pd.DataFrame:
-    """Averages the errors of each seed and share by class, CORE or AUXILIARY.
+    """Averages the errors of the auxiliary domains for each seed and share of steps.
 
-    Two baselines of one seed with equal shares are averaged too.
+    The result has the classes CORE and AUXILIARY as `domain`.
     """
     classes = errors.assign(domain=errors["domain"].where(errors["domain"] == CORE, AUXILIARY))
     names = ["error_of", "size", "seed", "share", "domain"]
@@ -115,9 +117,12 @@ def _select_shares(errors: pd.DataFrame) -> pd.DataFrame:
 def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
     """Returns CALIBRATION_COLUMNS, one row per kind of error, size and class.
 
-    Classes are CORE, AUXILIARY (means over auxiliary domains) and SINGLE (each auxiliary domain by
-    itself). `bias` is the mean error with a 90% t-interval over seeds, `rms` the root mean square
-    of all errors, and `worst` the error farthest from 0.
+    The class is CORE, AUXILIARY (errors are means over auxiliary domains) or SINGLE (each auxiliary
+    domain has its own errors).
+
+    - `bias`: the mean error, with a 90% t-interval over seeds
+    - `rms`: the root mean square of all errors
+    - `worst`: the error farthest from 0
     """
     single = errors[errors["domain"] != CORE].assign(domain=SINGLE)
     frame, rows = _select_shares(pd.concat([by_class(errors), single], ignore_index=True)), []
@@ -134,11 +139,11 @@ def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
 
 
 def rms_of_means(cell: pd.DataFrame) -> float:
-    """Returns the root mean square, over shares, of the mean error over seeds.
+    """Returns the root mean square, over shares of steps, of the mean error over seeds.
 
     `cell` has the columns `share, seed, error`. Shares with one seed are left out. Returns NaN if
-    none remains. The variance between seeds is not subtracted, since the result would often be 0
-    with three seeds.
+    none remains. The variance between seeds is not subtracted: with three seeds, the result would
+    often be 0.
     """
     means = cell.groupby(["share", "seed"])["error"].mean().groupby("share").agg(["mean", "count"])
     means = means.loc[means["count"] > 1, "mean"]
@@ -146,7 +151,7 @@ def rms_of_means(cell: pd.DataFrame) -> float:
 
 
 class UnitError(NamedTuple):
-    """The unit error as half-widths of 90% intervals of compute ratios. NaN if unknown."""
+    """Errors of compute ratios that seeds do not show: half-widths of 90% intervals, or NaN."""
 
     # The error of one ratio.
     ratio: float
@@ -160,10 +165,10 @@ UnitErrors = Mapping[tuple[str, str], UnitError]
 
 
 def measure_errors(errors: pd.DataFrame) -> pd.DataFrame:
-    """Returns MEASURED_COLUMNS from a calibration's unit errors, one row per size and class.
+    """Summarises the errors of a calibration's finished baselines, one row per size and class.
 
-    Leaves out shares that are below LOWEST_SHARE or have one seed, and then sizes with fewer than
-    two shares.
+    Returns MEASURED_COLUMNS. Leaves out shares of steps that are below LOWEST_SHARE or have only
+    one seed. A size and class with fewer than two remaining shares has no row.
     """
     unit, rows = _select_shares(errors[errors["error_of"] == UNIT]), []
     for (size, name), cell in by_class(unit).groupby(["size", "domain"], sort=False):
@@ -185,11 +190,12 @@ def load_errors() -> pd.DataFrame:
 
 
 def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int) -> list[dict]:
-    """Returns one row of FILE_COLUMNS per class. Its `places` lists the (corpus, size) pairs used.
+    """Chooses measured errors of compute ratios for a size.
 
-    Uses the size on `corpus` that is nearest to `parameters` and `steps`, if both differ by at most
-    the factor NEAR. Otherwise takes the largest `ratio` and `difference` of all sizes, on any
-    corpus, whose parameters differ by at most NEAR.
+    Returns one row of FILE_COLUMNS per class. Uses the size on `corpus` that is nearest to
+    `parameters` and `steps`, if both differ by at most the factor NEAR. Otherwise takes the largest
+    `ratio` and the largest `difference` of all sizes, on any corpus, whose parameters differ by at
+    most NEAR. `places` lists the (corpus, size) pairs used.
     """
     apart, steps_apart = (
         np.maximum(rows[name] / number, number / rows[name])
@@ -207,20 +213,20 @@ def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int)
 
 
 def effective_freedom(number: int, lags: Sequence[float]) -> float:
-    """Returns the degrees of freedom of a mean square of values with autocorrelations `lags`.
+    """Returns the degrees of freedom of the mean square of `number` correlated values.
 
-    Source: Satterthwaite (1946), trace(R)^2 / trace(R^2) for the correlation matrix R of `number`
-    values.
+    `lags[k - 1]` is the correlation of values k places apart. Source: Satterthwaite (1946),
+    trace(R)^2 / trace(R^2) for the correlation matrix R.
     """
     squares = sum((number - k) * r**2 for k, r in enumerate(lags, 1) if k < number)
     return number**2 / (number + 2.0 * squares)
 
 
 def errors_by_class(stored: Iterable[Mapping]) -> UnitErrors:
-    """Converts rows of `size, class, ratio, difference, num_shares` to {(size, class): UnitError}.
+    """Converts rms errors to half-widths with t quantiles. Returns {(size, class): UnitError}.
 
-    `ratio` and `difference` are root mean squares. A row's class is core or AUXILIARY, which stands
-    for retain, forget and elicited.
+    The rows have `size`, `class`, the root mean squares `ratio` and `difference`, and `num_shares`.
+    A row of the class AUXILIARY gives the errors of retain, forget and elicited.
     """
     errors = {}
     for row in stored:

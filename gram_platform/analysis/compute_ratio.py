@@ -6,8 +6,8 @@ loss over all seeds. The inverse step(l) = (A / l)^(1 / alpha) - s0 turns losses
 is step(l) divided by the mean of step(l_n), where l_n is the final loss of baseline seed n.
 
 We add the constraint s0 > -min(s), so that the curve is finite at every measured step. For a fixed
-s0 the problem is linear, so the fit searches s0 on a logarithmic grid and then around each local
-minimum.
+s0 the fit is linear in log A and alpha, so we search only s0: on a logarithmic grid, then around
+each local minimum.
 """
 
 import math
@@ -37,11 +37,9 @@ class LearningCurve:
     """The curve L(s) = A (s + s0)^-alpha. Stores s0 + first_step instead of s0."""
 
     alpha: float
-    # s0 + first_step, > 0.
     offset: float
     first_step: float
     last_step: float
-    # The fitted log loss at first_step.
     log_loss_first: float
     # The rms residual of the log loss.
     rms: float
@@ -67,10 +65,7 @@ class LearningCurve:
 
     @property
     def step_rms(self) -> float:
-        """The rms residual as a fraction of the steps, to first order.
-
-        At alpha 0.06, a loss error of 0.5% is an error of 8% in the steps.
-        """
+        """The rms residual of the fit, as a fraction of the steps, to first order."""
         return self.rms / self.alpha
 
     @property
@@ -156,13 +151,12 @@ def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
 
 
 def _scale(s: np.ndarray) -> float:
-    """Returns the first step, or the first interval if it is smaller or the first step is 0."""
     first, second = np.unique(s)[:2].tolist()
     return min(second - first, first or math.inf)
 
 
 def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns the residual sum of squares at offsets [G], infinite where the best alpha is <= 0."""
+    """Returns the fits' residual sum of squares at offsets s0 + min(s) [G], inf if alpha <= 0."""
     rows, centred, parts = max(1, NUMBERS_AT_ONCE // len(s)), y - y.mean(), []
     for start in range(0, len(offsets), rows):
         x = np.log1p((s - s.min()) / offsets[start : start + rows, None])
@@ -175,12 +169,9 @@ def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Refines a minimum of the grid. Returns (residual sum of squares, offset).
-
-    Searches the log offset within one grid spacing, then closer to the result, since the
-    first search finds it only to 1e-8.
-    """
+    """Refines a minimum on the grid of offsets. Returns (residual sum of squares, offset)."""
     best = float(_profile(np.array([offset]), s, y)[0]), float(offset)
+    # The first search finds the minimum only to 1e-8.
     for width in (spacing, 1e-6):
         centre = best[1]
         minimum = minimize_scalar(

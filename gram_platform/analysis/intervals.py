@@ -47,7 +47,7 @@ def positive(field: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 class Interval(NamedTuple):
-    """A mean and the ends of its interval. The ends are NaN for fewer than three values."""
+    """A mean or another estimate, and the ends of its interval. Unknown ends are NaN."""
 
     mean: float
     low: float
@@ -55,11 +55,11 @@ class Interval(NamedTuple):
 
 
 def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = None) -> Interval:
-    """Returns mean and ends, mean -+ t(n-1) sd / sqrt(n), over the n `values` that are not NaN.
+    """Returns the mean of `values`, one per seed, and its interval, mean -+ t(n-1) sd / sqrt(n).
 
-    There is one value per seed. sd is the standard deviation of the values or, if given, of the
-    jackknife's `pseudo_values` of the same seeds (`ratios.pseudo_values`). The ends are NaN if n <
-    FEWEST or a pseudo-value is NaN.
+    n is the number of values that are not NaN, and sd is their standard deviation. With
+    `pseudo_values`, the jackknife's for the same seeds (`ratios.pseudo_values`), sd is theirs. The
+    ends are NaN if n < FEWEST or a pseudo-value is NaN.
     """
     array = np.asarray(values, float)
     spread = array if pseudo_values is None else np.asarray(pseudo_values, float)
@@ -83,12 +83,12 @@ def interval_columns(
 def with_pseudo_values(
     values: pd.DataFrame, pseudo: pd.DataFrame, names: Sequence[str]
 ) -> pd.DataFrame:
-    """Copies the columns `names` of `pseudo` to `values`, adding PSEUDO_SUFFIX to their names."""
+    """Adds the columns `names` of the frame `pseudo` to `values`, as `<name>` + PSEUDO_SUFFIX."""
     return values.assign(**{name + PSEUDO_SUFFIX: pseudo[name] for name in names})
 
 
 def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Replaces each column in `names` with its pseudo-values, if the frame has them."""
+    """Overwrites the columns `names` with their pseudo-values, `<name>` + PSEUDO_SUFFIX, if any."""
     pseudo = {n: values[n + PSEUDO_SUFFIX] for n in names if n + PSEUDO_SUFFIX in values}
     return values.assign(**pseudo)
 
@@ -96,15 +96,15 @@ def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 def subtract_pairs(
     left: Mapping[Hashable, float], right: Mapping[Hashable, float]
 ) -> dict[Hashable, float]:
-    """Returns {seed: left - right} for the seeds that both sides have."""
+    """Returns {seed: left - right} for the seeds that both mappings contain."""
     seeds = sorted(set(left) & set(right), key=str)
     return {seed: float(left[seed]) - float(right[seed]) for seed in seeds}
 
 
 def widen(interval: Interval, margin: float) -> Interval:
-    """Adds a margin in quadrature to the half-width of an interval. A NaN margin adds nothing.
+    """Widens an interval to the half-width sqrt(half-width^2 + margin^2).
 
-    An interval without ends is treated as having half-width 0.
+    A NaN margin changes nothing. The half-width of an interval without ends counts as 0.
     """
     mean, low, high = interval
     if math.isnan(margin):
@@ -114,20 +114,20 @@ def widen(interval: Interval, margin: float) -> Interval:
 
 
 def level_factors(number: int, freedom: float | np.ndarray) -> np.ndarray:
-    """Returns the widths of intervals at levels 1 to `number`, relative to level 1.
+    """Returns the relative widths of t-intervals corrected for 1, 2, ..., `number` comparisons.
 
-    Level j corrects for j comparisons (Bonferroni): its quantile is 1 - (1 - TAIL) / j. The result
-    is [number], or [n, number] if the degrees of freedom are [n, 1].
+    The width for one comparison is 1. The quantile for j (Bonferroni) is 1 - (1 - TAIL) / j. The
+    result is [number], or [n, number] for degrees of `freedom` [n, 1].
     """
     quantiles = 1.0 - (1.0 - TAIL) / np.arange(1, number + 1)
     return stats.t.ppf(quantiles, freedom) / stats.t.ppf(TAIL, freedom)
 
 
 def smallest_detectable(differences: Sequence[float], margin: float = math.nan) -> float:
-    """Returns the smallest true difference whose interval excludes 0 with probability POWER.
+    """Returns the smallest true mean difference that n new seeds detect with probability POWER.
 
-    The interval is a t-interval over n new seeds with the spread of `differences` [n], n > 1,
-    widened by `margin`. The result is exact for normal noise.
+    They detect it if their t-interval, widened by `margin`, excludes 0. Their spread is that of
+    `differences` [n], n > 1. The result is exact for normal noise.
     """
     num = len(differences)
     critical, error = stats.t.ppf(TAIL, num - 1), np.std(differences, ddof=1) / math.sqrt(num)

@@ -2,9 +2,13 @@
 
 Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". A
 token's increase is its loss minus that of the baseline of the same size and seed. The paper shades
-sentences. We summarise validation sequences by the Gini coefficient of the positive increases, the
-share of tokens with a positive increase, and the part of the total increase in the top tenth of
-tokens. The control, the baseline of another seed, shows how concentrated noise is.
+sentences. We summarise validation sequences by
+
+- the Gini coefficient of the positive increases,
+- the share of tokens with a positive increase, and
+- the part of all positive increases that falls on the top tenth of tokens.
+
+The control is the baseline of another seed. Its increases show how concentrated noise is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +54,7 @@ class MeasuredTokens:
 
 @dataclass(frozen=True)
 class Localization:
-    """All tables of the token study."""
+    """The result of `localization_tables`."""
 
     # LOCALIZATION_COLUMNS as in table.csv, and `runs`: the `run_names` of a row.
     table: pd.DataFrame
@@ -77,9 +81,10 @@ def gini(values: np.ndarray) -> float:
 
 
 def concentration_curve(values: np.ndarray) -> np.ndarray:
-    """Returns the share of the sum that the largest values hold, for each of TOKEN_SHARES.
+    """Returns the part of the sum that the largest values hold, for each of TOKEN_SHARES.
 
-    The values are >= 0. The result [NUM_POINTS] is NaN if all are 0.
+    The share says how many values count as the largest. Values are >= 0. The result [NUM_POINTS] is
+    NaN if all are 0.
     """
     held = np.concatenate([[0.0], np.cumsum(np.sort(values, axis=None)[::-1])])
     with np.errstate(invalid="ignore"):
@@ -89,7 +94,7 @@ def concentration_curve(values: np.ndarray) -> np.ndarray:
 def localize(
     views: Sequence[MeasuredTokens], references: Mapping[tuple[str, str], MeasuredTokens]
 ) -> pd.DataFrame:
-    """Compares views with their baselines. Returns one row per view and domain.
+    """Compares each view's token losses with its baseline's. Returns one row per view and domain.
 
     The columns are TOKEN_ROW, `retained`, `seed`, STATISTICS, `num_tokens`, `runs` and `curve`.
     `references` maps (size, seed) to the baseline. Views without a baseline have no rows. Raises
@@ -130,10 +135,10 @@ def _measure(losses: np.ndarray, reference: np.ndarray) -> dict:
 def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Localization:
     """Returns all tables from the rows of `localize`.
 
-    `missing` lists the views without losses as tuples of VIEW. Rows with profile and domain `mean`
-    average over all pairs of a profile and a domain, by class and seed. Profiles that retain
-    several domains count only for the control. A method has no `mean` rows for a seed that lacks
-    one of its views.
+    `missing` lists the views without losses as tuples of VIEW. For each method, size, class and
+    seed, a row with profile and domain `mean` averages over all pairs of a profile and a domain. It
+    leaves out profiles that retain several domains, unless the class is CONTROL. A method has no
+    such row for a seed that lacks one of the method's views.
     """
     is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
     lacking = {view[:3] for view in missing}
@@ -180,14 +185,14 @@ class ShadedText:
 
 
 def shading_scale(increases: np.ndarray) -> float:
-    """Returns the quantile CALIBRATION of filtering's increases [T], the `scale` of `shades`.
+    """Returns the CALIBRATION quantile of loss increases [T] of tokens, or NaN if it is <= 0.
 
-    NaN if it is <= 0.
+    It is the `scale` of `shades`.
     """
     scale = float(np.quantile(increases, CALIBRATION))
     return scale if scale > 0.0 else np.nan
 
 
 def shades(increases: np.ndarray, scale: float) -> np.ndarray:
-    """Scales increases to shades from 0 to 1. If `scale` is NaN, all shades are 0."""
+    """Converts increases to shades from 0 to 1, reached at `scale`. If it is NaN, all are 0."""
     return np.clip(increases / scale, 0.0, 1.0) if scale == scale else np.zeros(np.shape(increases))

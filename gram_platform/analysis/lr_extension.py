@@ -1,7 +1,7 @@
 """Extends a grid of learning rates and batches towards a minimum at its border [ours].
 
-The paper's grids are fixed. A minimum at or beyond a side of the grid is unreliable, so we extend
-this side, unless all its cells diverged or failed, or it has reached its limit.
+The paper's grids are fixed. A minimum at or beyond a side of the grid is unreliable, so we add a
+value beyond this side, unless all its cells diverged or failed, or enough values were added to it.
 """
 
 import math
@@ -26,7 +26,7 @@ Cell = tuple[float, int]
 
 @dataclass(frozen=True)
 class Grid:
-    """One size's learning rates and batch sizes, both in rising order, and the cells left out."""
+    """One size's learning rates and batch sizes, both in rising order."""
 
     lrs: tuple[float, ...]
     batches: tuple[int, ...]
@@ -65,12 +65,13 @@ def extension(
     window: float | None = None,
     why_not: Callable[[int], str] = lambda batch: "",
 ) -> Extension:
-    """Extends the grid of one size by one step, based on `trials` with the columns of `lr_grid`.
+    """Extends the grid of one size by at most one value at each side.
 
-    A side is extended if the pooled minimum lies at or beyond it or, without a minimum, if the best
-    cell lies on it. New values keep the ratio of the outermost two. At most `limit` values
-    are added to a side. A batch is not added if `why_not` returns a reason. A new cell is left out
-    if its nearest cell in the grid diverged, failed or was left out.
+    `trials` has the columns of `lr_grid`. A side is extended if the fitted minimum of all seeds
+    lies at or beyond it or, without a minimum, if the best cell lies on it. A new value keeps the
+    ratio of the outermost two. At most `limit` values are added to a side, and none if all its
+    cells diverged or failed. A batch is added only if it is whole and `why_not` returns "". A new
+    cell is left out if its nearest cell in the grid diverged, failed or was left out.
     """
     from gram_platform.analysis.lr_grid import POOLED, cells, optima_table
     from gram_platform.analysis.surface import Fit
@@ -103,7 +104,7 @@ def extension(
 def _step(
     grid: Grid, side: str, limit: int, why_not: Callable[[int], str]
 ) -> tuple[float, float, str]:
-    """Returns (outermost value of a side, next value, reason not to add it or "")."""
+    """Returns a side's outermost value, the next one, and why that is refused ("" if not)."""
     axis, end = side.split()
     values = grid.lrs if axis == "lr" else grid.batches
     outer, inner = values[:2] if end == "low" else values[:-3:-1]

@@ -3,7 +3,8 @@
 Every function takes `trials`, with one row per run and the columns `size, parameters, seed, lr,
 batch` (in sequences), `loss`, `state` (complete, diverged or failed) and optionally `run_id`. Only
 losses of complete runs are used. Ours: fits leave out cells with a diverged seed, because the mean
-over their other seeds would be too good. Pooled fits give each seed a level (see `surface`).
+over their other seeds would be too good. Pooled fits, over all seeds of a size, add a constant for
+each seed, its level (see `surface`).
 """
 
 import math
@@ -48,9 +49,10 @@ CORE_LOSS, DOMAIN_LOSS = "loss_core", "loss_"
 def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     """Returns one row per size, lr and batch.
 
-    `loss` is the mean over complete seeds, and `loss_low, loss_high` are the smallest and largest
-    loss. The other columns are `num_seeds, num_diverged, num_failed`, `used` and `runs`. Fits use a
-    cell if it has a complete seed and no diverged seed.
+    - `loss, loss_low, loss_high`: the mean, smallest and largest loss of complete seeds
+    - `num_seeds, num_diverged, num_failed`: how many seeds are complete, diverged and failed
+    - `used`: True if fits use the cell: it has a complete seed and no diverged seed
+    - `runs`: the run ids
     """
     frame = check_trials(trials, may_repeat)
     frame["measured"] = frame["loss"].where(frame["state"] == State.COMPLETE)
@@ -74,12 +76,14 @@ def select_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFram
 
 
 def optima_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
-    """Returns OPTIMA_COLUMNS: for each size, the pooled optimum and then each seed's optimum.
+    """Returns OPTIMA_COLUMNS: for each size, the optimum of all seeds, then that of each seed.
 
-    `best_*` is the used cell with the lowest mean loss. If cells lack a seed, the levels of the
-    seeds are first subtracted from the losses. `edges` are the `edge_names` of the minimum, or of
-    the best cell if there is no minimum. `notes` are warnings. A failed fit has a `reason` and no
-    optimum. `num_diverged` counts cells with a diverged seed.
+    - `best_*`: the used cell with the lowest mean loss. If a cell lacks a seed, the levels of the
+      seeds (see `surface`) are first subtracted from the losses.
+    - `edges`: the `edge_names` of the minimum or, if there is none, of the best cell
+    - `notes`: warnings
+    - `reason`: why the fit failed. A row with a reason has no optimum.
+    - `num_diverged`: the number of the size's cells with a diverged seed
     """
     table, used = cells(trials, fit.as_published), select_trials(trials, fit.as_published)
     rows = []
@@ -94,7 +98,7 @@ def optima_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
 
 
 def surface_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
-    """Evaluates each size's pooled fit on a log-spaced mesh over the grid.
+    """Evaluates each size's fit to all seeds on a log-spaced mesh over the grid.
 
     Returns the columns `size, lr, batch, loss`. Sizes whose fit fails have no rows.
     """
@@ -118,10 +122,11 @@ def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
     """Reads trials for `analyse_grid` from a CSV file, in the file's order.
 
     The columns are `size`, `parameters`, `seed`, `lr`, `batch` (in sequences), `state` (default:
-    complete), and losses in nats per token. The loss is `loss`, or half of `loss_core` plus half of
-    the mean of all `loss_<domain>`. Running and waiting trials are left out. With `named_sizes`,
-    parameter counts come from size names such as 50M, as in the authors' laws. Raises ValueError
-    for missing columns, unknown states, and values that are not finite and positive.
+    complete), and losses in nats per token. The loss is `loss` or, without this column, half of
+    `loss_core` plus half of the mean of the other columns `loss_<domain>`. Running and waiting
+    trials are left out. With `named_sizes`, parameter counts come from size names such as 50M, as
+    in the authors' laws. Raises ValueError for missing columns, unknown states, and values that are
+    not finite and positive.
     """
     table = pd.read_csv(path, dtype={"size": str, "seed": str})
     domains = [name for name in table if name.startswith(DOMAIN_LOSS) and name != CORE_LOSS]
@@ -182,11 +187,9 @@ def check_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame
         size=trials["size"].astype(str),
         seed=trials["seed"].astype(str),
     )
-    # Numbers can be text.
     frame["parameters"] = pd.to_numeric(frame["parameters"])
     for name in ("lr", "batch"):
         frame[name] = pd.to_numeric(frame[name])
-        # Values that differ in their last bits are one cell.
         same = np.log(frame[name].to_numpy(float)).round(SAME_CELL)
         frame[name] = frame[name].groupby(same).transform("min")
     pairs = frame[["size", "parameters"]].drop_duplicates()
@@ -242,7 +245,7 @@ def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
 
 
 def is_flat(curvature_t: float) -> bool:
-    """Returns True if a surface's smallest curvature may be noise or has an unknown error."""
+    """Returns True if a surface's smallest curvature may be noise, or if its error is unknown."""
     return not curvature_t >= NOISE_T
 
 

@@ -1,10 +1,9 @@
-"""Fits power laws of learning rate and batch to the optima of a grid, with intervals over seeds.
+"""Fits power laws in model size to optimal learning rates and batches, with intervals over seeds.
 
 Source: the paper's appendix "Learning Rate and Batch Size Scaling". `as_published` follows the
 authors' code where it differs from their text. Ours: an optimum is weak if it is at the edge of its
 grid, or if its surface's curvature may be noise. Weak optima are left out if at least three others
-remain. Otherwise the fit uses all optima but predicts nothing, and `no_law` explains why. On real
-grids the exponents vary by a factor of two with the fit's window (`window_table`).
+remain. Otherwise the fit uses all optima but predicts nothing, and `no_law` explains why.
 """
 
 import dataclasses
@@ -44,7 +43,7 @@ LAW_POINTS = 40
 
 @dataclass(frozen=True)
 class GridAnalysis:
-    """All tables of a grid."""
+    """The result of `analyse_grid`."""
 
     cells: pd.DataFrame
     optima: pd.DataFrame
@@ -63,11 +62,11 @@ def analyse_grid(
     num_resamples: int = 200,
     as_published: bool = False,
 ) -> GridAnalysis:
-    """Returns all tables of the trials, which have the columns of `lr_grid`.
+    """Fits surfaces and laws to trials with the columns of `lr_grid`.
 
-    `seq_len` is the sequence length of the batches. `window` and `as_published` are fields of
-    `surface.Fit`. `as_published` reproduces the authors' laws to the last digit if the trials were
-    loaded with `named_sizes`.
+    Batches consist of sequences of `seq_len` tokens. `window` and `as_published` are fields of
+    `surface.Fit`. With `as_published`, trials that were loaded with `named_sizes` reproduce the
+    authors' laws to the last digit.
     """
     fit = Fit(window, as_published)
     optima = optima_table(trials, fit)
@@ -83,12 +82,15 @@ def analyse_grid(
 
 
 def laws_table(trials: pd.DataFrame, fit: Fit = OUR_FIT, num_resamples: int = 200) -> pd.DataFrame:
-    """Returns LAW_COLUMNS, one row each for `lr` and `batch`, with t and bootstrap intervals.
+    """Returns LAW_COLUMNS, one row for the law of `lr` and one for the law of `batch`.
 
-    `sizes` lists the sizes whose optima are fitted, `smallest` and `largest` are their parameter
-    counts, and `left_out` lists all other sizes with reasons. `no_law` explains why the fit is
-    rejected, or is "". The numbers are NaN with fewer than two sizes, or if a coefficient
-    under- or overflows. The bootstrap needs two seeds at every size.
+    - `sizes`: the sizes whose optima are fitted
+    - `smallest, largest`: the parameter counts of the smallest and the largest of them
+    - `left_out`: all other sizes, with reasons
+    - `no_law`: the reason why the fit is rejected, or "" if it is accepted
+
+    LAW_NUMBERS are NaN with fewer than two fitted sizes, or if a coefficient under- or overflows.
+    The bootstrap needs two seeds at every size.
     """
     return _fit(trials, optima_table(trials, fit), fit, num_resamples)[1]
 
@@ -98,9 +100,9 @@ def window_table(
     windows: Iterable[float | None] = WINDOWS,
     fit: Fit = OUR_FIT,
 ) -> pd.DataFrame:
-    """Fits both laws with each window (see `Fit`). Returns one row per window, widest first.
+    """Fits the laws of `lr` and `batch` with each window (see `Fit`). Returns one row per window.
 
-    Without a window (NaN), all cells are used.
+    The widest is first. Without a window (NaN), all cells are used.
     """
     rows, names = [], {"exponent": "exponent", "t_low": "low", "t_high": "high", "r2": "r2"}
     for window in sorted(set(windows), key=lambda w: -math.inf if w is None else -w):
@@ -185,16 +187,17 @@ def _predict(law: Law | None, parameters: float, seq_len: int) -> tuple[float, f
 def spread_interval(
     deviations: np.ndarray, freedoms: np.ndarray, weights: np.ndarray, centre: float
 ) -> Interval:
-    """Returns the interval around `centre`, the sum of J sizes' log optima times `weights` [J].
+    """Returns `centre`, the sum of J sizes' log optima times `weights` [J], and its 90% interval.
 
-    `deviations` [R, J] are the log optima of R resamples of the seeds minus the pooled log optima,
-    or NaN where a resample failed. `freedoms` [J] are the numbers of seeds minus 1. Resampling n
-    seeds understates their spread by sqrt((n - 1) / n), so the caller must divide the deviations by
-    this factor.
+    `deviations` [R, J] are the log optima of R resamples of the seeds minus the log optima of all
+    seeds, or NaN where a resample failed. Resampling n seeds understates their spread by
+    sqrt((n-1)/n), so the caller must divide the deviations by this factor. `freedoms` [J] are the
+    numbers of seeds minus 1.
 
     The spread of few seeds is itself uncertain, so the interval is widened by the ratio of the t
-    quantile to the normal quantile. The degrees of freedom follow Welch and Satterthwaite, with
-    each size weighted by its share of the variance. The ends are NaN with fewer than two resamples.
+    quantile to the normal quantile. The degrees of freedom of t follow Welch and Satterthwaite,
+    with each size weighted by its share of the variance. The ends are NaN with fewer than two
+    resamples.
     """
     known = deviations[np.isfinite(deviations).all(axis=1)]
     if len(known) < 2 or not math.isfinite(centre):
@@ -211,10 +214,7 @@ def spread_interval(
 
 @dataclass(frozen=True)
 class LawBootstrap:
-    """Both laws, with 90% intervals of their exponents from resampling the seeds.
-
-    `docs/findings/laws.md` reports the measured coverage of the intervals.
-    """
+    """The laws of learning rate and batch, with 90% intervals from resampling the seeds."""
 
     # By QUANTITIES.
     laws: Mapping[str, PowerLaw]
@@ -227,7 +227,7 @@ class LawBootstrap:
     spreads: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(compare=False)
 
     def predict(self, quantity: str, size: float) -> Interval:
-        """Predicts `lr` or `batch` at `size`, with the 90% interval over seeds."""
+        """Predicts `lr` or `batch` for `size` parameters, with the 90% interval over seeds."""
         weights = 1.0 / len(self.sizes) + _from_mean(self.sizes, size) * _slope_weights(self.sizes)
         value = float(self.laws[quantity].predict(size))
         with np.errstate(divide="ignore", over="ignore"):
@@ -238,10 +238,10 @@ class LawBootstrap:
 def bootstrap_laws(
     trials: pd.DataFrame, fit: Fit = OUR_FIT, num_resamples: int = 200
 ) -> LawBootstrap:
-    """Fits both laws to all trials, and to resamples of each size's seeds.
+    """Fits laws of learning rate and batch to all trials, and to resamples of each size's seeds.
 
-    `trials` has `parameters, seed, lr, batch, loss`. Raises ValueError like `fit_surface`, or if a
-    size's pooled surface is not convex.
+    `trials` has `parameters, seed, lr, batch, loss`. Raises ValueError like `fit_surface`, or if
+    the surface of all seeds of a size is not convex.
     """
     sizes, groups = [], []
     for parameters, of_size in trials.groupby("parameters", sort=True):
@@ -255,7 +255,6 @@ def bootstrap_laws(
     samples, rng = np.full((num_resamples, *pooled.shape), np.nan), np.random.default_rng(0)
     for sample in samples:
         redrawn = [[seeds[i] for i in rng.integers(0, len(seeds), len(seeds))] for seeds in groups]
-        # The sample stays NaN if a size has no convex surface.
         with suppress(ValueError):
             sample[:] = _optima(sizes, redrawn, fit)
     moved = np.log(samples / pooled) * np.sqrt(num_seeds / np.maximum(num_seeds - 1, 1))
@@ -267,10 +266,9 @@ def bootstrap_laws(
 
 
 def _optima(sizes: list[float], groups: list[list[np.ndarray]], fit: Fit) -> np.ndarray:
-    """Returns learning rates and batches [2, J] of the pooled minima of J sizes.
+    """Returns the learning rates and batches [2, J] at the minima of J sizes' surfaces.
 
-    `groups` has an array [n, 3] of lr, batch and loss for each seed of each size. A seed drawn
-    twice counts as two seeds.
+    `groups` has, for each size, an array [n, 3] of lr, batch and loss for each seed.
     """
     optima = []
     for seeds in groups:
@@ -290,7 +288,6 @@ def _from_mean(sizes: Sequence[float], size: float | Sequence[float]) -> np.ndar
 
 
 def _slope_weights(sizes: Sequence[float]) -> np.ndarray:
-    """Returns weights [J] such that weights @ log(optima) is the least-squares exponent."""
     centred = _from_mean(sizes, sizes)
     return centred / (centred @ centred)
 
@@ -318,8 +315,9 @@ def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
 def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
     """Returns each size's learning rate and batch from our law, the paper's law and the ladder.
 
-    A value is NaN if the law is missing or does not predict. `times_beyond` is the factor by which
-    our law is extrapolated. Batches are in sequences of the size's `seq_len`, not the law's.
+    A law's values are NaN if it is missing, rejected or fitted too far from the size.
+    `times_beyond` is the factor by which the size lies beyond our law's range. Batches are in
+    sequences of the size's `seq_len`, not the law's.
     """
     rows = []
     for size in sizes:
