@@ -307,7 +307,6 @@ def require_once(field: str, frame: pd.DataFrame, key: list[str]) -> None:
 
 
 def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
-    """Returns the domains with a loss in the frame, with core first."""
     known = (c for c in evaluations.dropna(axis="columns", how="all") if c.startswith(PREFIX))
     return core_first(tuple(c.removeprefix(PREFIX) for c in known))
 

@@ -47,7 +47,6 @@ def num_rows(shape: tuple[int, ...]) -> int:
 
 
 def all_rows(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Returns (0, number of rows), the range for a single process."""
     return 0, num_rows(shape)
 
 

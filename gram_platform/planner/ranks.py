@@ -87,7 +87,6 @@ class Ranks:
         return fewest
 
     def choices(self, run: RunConfig, size: str) -> tuple[int, ...]:
-        """Lists the possible numbers of ranks of a run in descending order."""
         fewest = self.of(run, size)
         most = dict(self.most).get(size if size in dict(self.of_size) else "", fewest)
         return (*(n for n in range(most, fewest, -1) if run.micro_batch % n == 0), fewest)
