@@ -9,9 +9,10 @@ two kinds:
 - `unit`: finished baselines of other lengths and seeds, each with its own warm-up and decay, are
   rated like any model. The share is the baseline's steps divided by the reference's.
 
-The spread over a study's seeds does not contain unit errors. The unit error of one ratio is the
-root mean square, over shares, of the mean error over seeds. For a difference of two ratios on the
-same curves, each seed's errors are first replaced by their differences at neighbouring shares.
+The spread over a study's seeds does not contain the `unit` error, so it is estimated apart. For one
+ratio, the errors of each share are averaged over seeds, and the unit error is the root mean square
+of these averages over shares. For a difference of two ratios on the same curves, the same is done
+with the differences between a seed's errors at neighbouring shares.
 """
 
 import math

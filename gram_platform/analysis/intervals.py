@@ -57,9 +57,9 @@ class Interval(NamedTuple):
 def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = None) -> Interval:
     """Returns the mean of `values`, one per seed, and its interval, mean -+ t(n-1) sd / sqrt(n).
 
-    n is the number of values that are not NaN, and sd is their standard deviation. With
-    `pseudo_values`, the jackknife's for the same seeds (`ratios.pseudo_values`), sd is theirs. The
-    ends are NaN if n < FEWEST or a pseudo-value is NaN.
+    n is the number of values that are not NaN, and sd is their standard deviation. If the seeds'
+    `ratios.pseudo_values` (the jackknife) are given, sd is the standard deviation of these instead.
+    The ends are NaN if n < FEWEST or a pseudo-value is NaN.
     """
     array = np.asarray(values, float)
     spread = array if pseudo_values is None else np.asarray(pseudo_values, float)

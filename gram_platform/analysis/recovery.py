@@ -29,12 +29,12 @@ Curve = Sequence[tuple[float, float]]
 
 
 def recover(curve: Curve, start: float, end: float, mark: float) -> tuple[float, bool]:
-    """Returns (steps, True), the steps that an attack needs to reach a mark.
+    """Returns (number of steps that an attack needs to reach a mark, True).
 
     The mark is `mark` percent of the way from loss `start` to loss `end`. If it is not reached,
     returns (the attack's number of steps, False). `curve` has (step, loss) of at least one
-    evaluation, with losses in nats per token. Raises ValueError unless steps rise from above 0,
-    losses are finite and positive, and 0 < mark <= 100.
+    evaluation, with losses in nats per token. Raises ValueError unless steps are positive and
+    increase, losses are finite and positive, and 0 < mark <= 100.
     """
     require_real("mark", mark, 0.0, 100.0, open_low=True)
     steps, losses = np.array([(0.0, start), *curve], float).T

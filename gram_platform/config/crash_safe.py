@@ -65,7 +65,7 @@ def sync(path: str) -> None:
 
 
 def kind_of(path: str | Path) -> str:
-    """Returns what a path is, such as "a link", or "" if it does not exist. Follows no links."""
+    """Returns what a path is, such as "a link", or "" if it is missing. Does not follow links."""
     try:
         return KIND_OF_MODE[stat.S_IFMT(os.lstat(path).st_mode)]
     except (FileNotFoundError, NotADirectoryError):

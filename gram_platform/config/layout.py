@@ -97,11 +97,11 @@ def attention_kernel(
 ) -> str:
     """Returns the name of the attention kernel for `device` (cpu or cuda).
 
-    `num_bytes` is the size of a number: 4 in float32, 2 in bfloat16. If `is_masked`, attention
+    `num_bytes` is the size of an element: 4 in float32, 2 in bfloat16. If `is_masked`, attention
     does not cross document ends. `available` lists the kernels that torch and the GPU support.
 
-    torch's flash and cuDNN kernels need 16-bit numbers, heads of at most `LARGEST_HEAD` numbers and
-    no document mask. They accept query heads that share keys. The memory-efficient kernel needs
+    torch's flash and cuDNN kernels need a 16-bit dtype, a head dimension of at most `LARGEST_HEAD`
+    and no document mask. They accept query heads that share keys. The memory-efficient kernel needs
     heads of a multiple of `ALIGNED_BYTES`, and a copy of keys and values for every query head
     (`sdp_utils.cpp` of torch 2.13). Plain matrix products ("math") store every score.
     """

@@ -187,9 +187,10 @@ class Continuations(_Identified):
 
     @property
     def num_sequences(self) -> int:
-        """The number of prompts. Cost estimates count a continuation as one whole sequence.
+        """The number of prompts.
 
-        It costs at most the forward pass over this sequence.
+        Cost estimates count each continuation as a forward pass over a whole sequence, which is the
+        most that it can cost.
         """
         return len(self.texts or self.documents)
 

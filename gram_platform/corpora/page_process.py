@@ -15,9 +15,10 @@ LONG_CHARS = 1 << 18
 
 
 def fault_of(tokenizer, page: str, most: int) -> str | None:
-    """Describes the first text that crashes the library or has more than `most` tokens per byte.
+    """Describes the first text that crashes `tokenizer` or has more than `most` tokens per byte.
 
-    Tests each line, a long run of one letter, and the repeated page. Returns None if all pass.
+    Tries each line of the page, a long run of one letter, and the page repeated many times. Returns
+    None if all pass.
     """
     long = "".join(islice(cycle(page), LONG_CHARS))
     for line in [*page.splitlines(), "a" * LONG_CHARS, long]:

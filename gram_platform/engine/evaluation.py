@@ -130,10 +130,10 @@ def _losses(
 def _token_losses(
     evaluations: Sequence[TokenLosses], corpus: PackedCorpus, model: Transformer
 ) -> list[Measured]:
-    """Measures the loss of every token, as a tensor [num_sequences, seq_len] per domain.
+    """Returns [(result, losses of every token [num_sequences, seq_len] by domain)].
 
-    In the result, `losses` has the mean of each domain, and `text_losses` the token losses of
-    each text. The model reads a text after an end-of-text token.
+    In the result, `losses` has the mean loss of each domain, and `text_losses` the losses of each
+    given text's tokens. The model reads a text after an end-of-text token.
     """
     (evaluation,) = evaluations
     arrays = {domain: corpus.validation(domain) for domain in evaluation.domains}

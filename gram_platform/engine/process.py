@@ -180,8 +180,8 @@ POLL_S = 10.0
 class StopRequest:
     """A request to stop this process, from a signal or because Ray is draining its machine.
 
-    Runs read `received` after every step. Each reading calls `look`, which can request a stop. With
-    `asks_ray=False`, never asks Ray about draining.
+    A training run checks `received` after every step. Each check calls `look`, which can request a
+    stop. With `asks_ray=False`, never asks Ray about draining.
     """
 
     def __init__(

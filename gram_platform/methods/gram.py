@@ -21,7 +21,7 @@ def plan_lora(setting: Setting) -> MethodRuns:
 def plan_subsets(setting: Setting) -> MethodRuns:
     """Plans GRAM in which some core batches also activate a random subset of modules [ours].
 
-    Half of the auxiliary batches do so too.
+    So do half of the auxiliary batches.
     """
     subsets = replace(setting.routing, companions="subset", p_aux_companion=0.5)
     return plan(replace(setting, routing=subsets))
@@ -71,7 +71,7 @@ def routing_of(setting: Setting) -> RoutingConfig:
 
 
 def every_profile(setting: Setting) -> tuple[Profile, ...]:
-    """Returns profiles of 0, 1 and all auxiliary domains, the compared profiles and `subsets`."""
+    """Returns the profiles with no, one or all auxiliary domains, and those of the setting."""
     singles = ((domain,) for domain in setting.auxiliary)
     profiles = ((), *singles, setting.auxiliary, *setting.profiles, *setting.subsets)
     return tuple(dict.fromkeys(profiles))

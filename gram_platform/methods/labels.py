@@ -72,9 +72,9 @@ def budget_label(
 ) -> DomainBudget:
     """Returns a label's budget, with `num_sequences` sequences and `num_draws` draws.
 
-    The first slice of `text` is from the label's own domain. The budget takes the share `scale`
-    (lambda, at most 1) of each other slice, all of `unlabelled`, and the remaining sequences from
-    the first slice, or fewer if its domain lacks them. Raises ValueError if none remain.
+    The budget contains all of `unlabelled` and the share `scale` (lambda, at most 1) of each slice
+    of `text` except the first. The first slice is from the label's own domain and fills the rest,
+    as far as its domain has enough sequences. Raises ValueError if no rest is left for it.
     """
     (own, *slices), share = text, min(1.0, scale)
     others = [replace(s, num_sequences=max(1, round(share * s.num_sequences))) for s in slices]

@@ -228,7 +228,7 @@ class Elicitation:
         require_name("elicitation.text", self.text)
 
     def on_domain(self, num_sequences: int) -> "Elicitation":
-        """Returns a copy whose sample is at least `domain_share` of a domain's `num_sequences`."""
+        """Returns a copy with samples of at least `domain_share` of a domain of `num_sequences`."""
         sample = max(self.num_sequences, round(self.domain_share * num_sequences))
         return replace(self, num_sequences=sample, batch_size=min(self.batch_size, sample))
 

@@ -102,7 +102,7 @@ def compare(text: str, left: str, right: str, within: pd.Interval = POSITIVE) ->
 
 
 def follows(label: str, method: str) -> tuple[Claim, ...]:
-    """Creates a claim per class: a method's ratio is at most the margin worse than filtering's."""
+    """Creates a claim per class: a method is worse than filtering by at most the margin."""
     claims = []
     for n in CLASSES:
         way, within = ("below", not_below) if n in ("core", "retain") else ("above", not_above)

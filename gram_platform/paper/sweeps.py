@@ -1,10 +1,10 @@
-"""Loads the paper's three sweeps on Simple Stories, and judges its claims on our sweeps.
+"""Loads the paper's three sweeps on Simple Stories, and tests the paper's claims on our sweeps.
 
 `sweeps.csv` has the coordinates of the figures in the paper's "Hyperparameter Appendix"
 (`app:hyperparams`): compute ratios with 90% intervals, averaged within each seed, then over three
-seeds. Core-partial is the mean core ratio of the four profiles with one module. Core-full is the
-core ratio with no module. The p_cr figure shows both. The others show the mean core ratio of all
-five profiles.
+seeds. In the p_cr figure, core-partial is the mean core ratio of the four profiles with one module,
+and core-full is the core ratio with no module. The other two figures show the mean core ratio of
+all five profiles.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -374,9 +374,9 @@ def _judge_in_nats(
     """Judges a claim in nats and returns CLAIM_NATS.
 
     The values are empty unless the claim has a margin and is about one class at one size and
-    variant. `frames` are two copies of `per_seed`, the first with losses in place of ratios, the
-    second with slopes (ratio per nat). The range `within` is divided by the right side's mean slope
-    and negated, because a lower loss is better.
+    variant. `frames` are two versions of `per_seed`, with losses and with slopes (ratio per nat) in
+    place of ratios. The claim's range is converted to nats: it is divided by the mean slope of the
+    right side, and its sign changes, because a lower loss is better.
     """
     numbers = ("", *[math.nan] * 4)
     if math.isfinite(margin(claim.within)) and _is_one_class(claim):

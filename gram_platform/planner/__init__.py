@@ -121,7 +121,7 @@ PUBLISHED_RATES = {
 def utilisation_of(machine: str, parameters: int) -> Utilisation:
     """Returns the utilisation for the model size nearest to `parameters` by ratio.
 
-    If UTILISATIONS has no row for a size on this GPU, uses the row of the GPU BORROWED.
+    If UTILISATIONS has no row for a size on this GPU, uses the row of the GPU named in BORROWED.
     """
     rows = [row for row in UTILISATIONS if row.machine == machine]
     if machine != "cpu":

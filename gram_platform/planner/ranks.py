@@ -177,10 +177,11 @@ class StudyWork:
         """Chooses the number of ranks for each size that the user left at AUTO.
 
         Considers the numbers that fit into memory and need at most MOST_HOURS times the fewest
-        GPU-hours. Of these, takes the smallest with which the study ends earliest. `num_slots` is
-        the number of GPUs in the cluster, or 0 if it grows with demand. `begun` maps ids of runs
-        that have begun to their numbers of ranks, which are fixed. Raises ValueError if a size fits
-        on no number up to `num_slots`, or not on the number that the user gave.
+        GPU-hours. Of these, takes the number with which the study ends earliest, and the smallest
+        if several do. `num_slots` is the number of GPUs in the cluster, or 0 if it grows with
+        demand. `begun` maps ids of runs that have begun to their numbers of ranks, which are fixed.
+        Raises ValueError if a size does not fit into memory on any number of ranks up to
+        `num_slots`, or on the number that the user chose.
         """
         self.require_memory()
         hours: dict[str, float] = defaultdict(float)

@@ -81,9 +81,9 @@ def open_corpus(
 ) -> PackedCorpus:
     """Opens a packed corpus on this machine. Downloads it first if it is in an object store.
 
-    Training sequences of a permuted corpus are fetched when they are read. Of each domain, the
-    first `ahead[domain]` sequences are also fetched in the background. Raises ValueError if the
-    storage lacks the corpus, its copy is corrupted, or this machine's disk is full.
+    Training sequences of a permuted corpus are fetched when they are read. The first
+    `ahead[domain]` sequences of each domain are also fetched in the background. Raises ValueError
+    if the storage lacks the corpus, its copy is corrupted, or this machine's disk is full.
     """
     stored, target = store.data_dir(data_id), store.data_root / data_id
     if store.is_local:

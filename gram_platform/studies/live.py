@@ -350,8 +350,8 @@ def message_of(
 ) -> dict[str, object]:
     """Returns the message for a webhook, without secrets.
 
-    `code` is the exit code. `what` is a text: the counts of nodes and trials, or the error. Of the
-    storage's path, the message contains only the last folder.
+    `code` is the exit code. `what` has the counts of nodes and trials, or the error. The message
+    contains only the last folder of the storage's path.
     """
     storage, event = mask_secrets(storage).rstrip("/").rpartition("/")[2], EVENTS[code]
     what = one_line("; ".join(what.splitlines()))

@@ -44,7 +44,7 @@ def pack_corpora(plan: Plan, store: Store) -> None:
 
 
 def ray_workers(anywhere: bool = False, is_verbose: bool = False) -> Workers:
-    """Returns workers that pack a corpus. For several tasks, they connect to Ray or start it."""
+    """Returns workers that pack a corpus. For more than one task, they join or start Ray."""
     return part_workers(partial(connect, is_verbose), anywhere)
 
 

@@ -209,7 +209,7 @@ class Plan:
         return replace(self, device=device, budget=budget, studies=studies)
 
     def works(self) -> Iterable[tuple[Ranks, StudyWork]]:
-        """Yields (ranks, work of all studies whose `ranks` are equal to these). Skips searches."""
+        """Groups studies by their ranks. Yields (ranks, work of the group). Skips searches."""
         parts = [part for part in self.studies if not part.has_trials]
         for ranks in dict.fromkeys(part.ranks for part in parts):
             nodes = unique(node for part in parts if part.ranks == ranks for node in part.entries)

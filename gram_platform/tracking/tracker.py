@@ -71,7 +71,7 @@ class Tracker:
         return self._sender.mirror(node, content.node_entry(node))
 
     def mark_killed(self, run_ids: Iterable[str]) -> None:
-        """Sets the status KILLED in MLflow for runs whose driver died. Skips runs never sent."""
+        """Sets the status KILLED in MLflow for runs whose driver died, if MLflow has them."""
         sent = filter(None, [self._sender.known.get(("run", run_id)) for run_id in run_ids])
         with self._mlflow.writing() as client:
             for mlflow_id in sent:

@@ -195,9 +195,9 @@ def sample_continuations(
 ) -> tuple[Tensor, Tensor]:
     """Returns sampled continuations (int64 tokens_BC, float64 surprisals_BC) on the CPU.
 
-    For each of B prompts of P tokens, draws C tokens, one with each number of `uniforms_BC`. The
-    surprisal is -log of the token's probability, in nats. Raises ValueError
-    unless prompt and continuation fit into the model's context.
+    For each of B prompts of P tokens, draws C tokens, using one random number of `uniforms_BC` for
+    each. The surprisal is -log of the token's probability, in nats. Raises ValueError unless prompt
+    and continuation fit into the model's context.
     """
     num_prompt, num_tokens = prompts_BP.shape[1], uniforms_BC.shape[1]
     # The model never reads the last token.

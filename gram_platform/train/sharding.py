@@ -89,7 +89,7 @@ class ShardedLearner(Learner):
     def _warm_up(self) -> None:
         """Runs a first pass with all weights trainable.
 
-        FSDP2 sets reduce dtypes in the first pass, and only for trainable weights.
+        In its first pass, FSDP2 fixes the dtype of gradient reductions, only of trainable weights.
         """
         for parameter in self.model.parameters():
             parameter.requires_grad_(True)

@@ -225,7 +225,7 @@ def add_band(
 def add_line(
     figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, hover: dict | None = None
 ) -> None:
-    """Draws column `y` as a line, and its intervals as a band (an error bar if only one exists)."""
+    """Draws column `y` as a line, with its intervals as a band, or a single interval as a bar."""
     low, high = rows[f"{y}_low"], rows[f"{y}_high"]
     is_sure = low.notna() & high.notna()
     has_band = is_sure.sum() > 1

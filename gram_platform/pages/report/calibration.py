@@ -113,10 +113,10 @@ def calibration_page(record: StudyRecord, results: Results, tracker: Tracker | N
 
 
 def calibration_figure(errors: pd.DataFrame, size: str) -> go.Figure:
-    """Draws errors of baselines' compute ratios at one size against the true share of the steps.
+    """Draws the error of compute ratios against the true ratio, for the baselines of one size.
 
-    Values are means over seeds with 90% t-intervals. `errors` has ERROR_COLUMNS. Each key of STYLES
-    (kind of error, domain) that occurs in `errors` is a line.
+    The true ratio is the share of the steps. Errors are means over seeds with 90% t-intervals.
+    `errors` has ERROR_COLUMNS. Each key of STYLES (kind of error, domain) in `errors` is a line.
     """
     of_size, figure, lines = by_class(errors[errors["size"] == size]), go.Figure(), []
     for (error_of, domain), style in STYLES.items():

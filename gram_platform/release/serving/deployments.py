@@ -97,7 +97,7 @@ def follow(keeper: str, replica: ModelServer | Api) -> None:
 
 
 class Model(ModelServer):
-    """A replica that loads only the modules that at least one token may use."""
+    """A replica that loads only the modules that at least one API token may use."""
 
     def __init__(self, source: ModelSource, keeper: str):
         super().__init__(source)
