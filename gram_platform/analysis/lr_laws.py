@@ -3,7 +3,8 @@
 Source: the paper's appendix "Learning Rate and Batch Size Scaling". `as_published` follows the
 authors' code where it differs from their text. Our addition is that an optimum is weak if it is at
 the edge of its grid, or if its surface's curvature may be noise. Weak optima are left out if at
-least three others remain. Otherwise the fit uses all optima but predicts nothing, and `no_law` explains why.
+least three others remain. Otherwise the fit uses all optima but predicts nothing, and `no_law`
+explains why.
 """
 
 import dataclasses

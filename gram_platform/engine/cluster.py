@@ -312,7 +312,6 @@ def _is_ray_alive() -> bool:
 
 
 def _processes_of(node_id: str) -> list[psutil.Process]:
-    """Returns the raylet with this node id, and the cluster's head if it is on this machine."""
     commands: dict[str, list] = {"raylet": [], "gcs_server": []}
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] in commands:

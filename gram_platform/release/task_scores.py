@@ -124,7 +124,6 @@ def _find_included(folder: Path) -> list[Path]:
 
 
 def _reads_elsewhere(task: "Task", folder: Path) -> bool:
-    """Returns True if a task may read local documents outside the folder."""
     config = task.config
     options = getattr(config, "dataset_kwargs", None) or {}
     values = [options[key] for key in ("data_files", "data_dir") if options.get(key)]

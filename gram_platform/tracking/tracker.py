@@ -184,7 +184,6 @@ class Tracker:
         return [(point.step, point.value) for point in points]
 
     def _copies(self) -> dict[tuple[str, str], list[Run]]:
-        """Reads all MLflow runs of each node, oldest first."""
         with self._mlflow.reaching():
             runs = self._mlflow.search("")
         copies = {}

@@ -148,7 +148,6 @@ def next_tokens(
 
 
 def _nucleus(logits_BV: torch.Tensor, top_ps_B: torch.Tensor) -> torch.Tensor:
-    """Sets the logits outside each row's nucleus to -inf."""
     p_BV, order_BV = logits_BV.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
     before_BV = p_BV.cumsum(dim=-1) - p_BV
     outside_BV = (before_BV >= top_ps_B[:, None]) & (top_ps_B[:, None] < 1)
