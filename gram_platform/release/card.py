@@ -104,12 +104,12 @@ def _facts(store: Store, view: View) -> dict[str, str]:
 def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) -> str:
     """Returns the README.md text for the subfolder `part` of an export.
 
-    "" is the whole export, which is one checkpoint or has a subfolder per checkpoint.
+    The `part` "" stands for the whole export. An export is either one checkpoint, or a folder with
+    several checkpoints, each in a subfolder.
     """
     view, are_several = subject.view, subject.view.rule == "by_domain"
     modules = (f"{d}={weight:g}" if weight != 1.0 else d for d, weight in view.weights if d != CORE)
     name = subject.numbers[0].names["profile"] if subject.numbers else "+".join((CORE, *modules))
-    # A folder with several checkpoints is not itself one.
     is_dense = part or not are_several
     dense = merge_config(subject.model, view.active(part or CORE)) if is_dense else None
     return _card().render(
@@ -138,7 +138,7 @@ def _card() -> Template:
 
 
 def _distinct(studies: Sequence[ProfileNumbers]) -> list[tuple[ProfileNumbers, list[str]]]:
-    """Returns pairs (a study's numbers, names of omitted studies whose rows it contains)."""
+    """Returns pairs (a study's numbers, names of studies omitted because it has all their rows)."""
     distinct = []
     for numbers in sorted(studies, key=lambda numbers: -len(numbers.domains)):
         covering = (others for full, others in distinct if _rows(numbers) <= _rows(full))

@@ -60,7 +60,7 @@ USER_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ENOTEMPTY, errno.ENOTDIR, errno
 
 
 class ExportRecord(TypedDict):
-    """The contents of export.json. `files` maps files, except cards, to SHA-256."""
+    """The contents of export.json. `files` maps each file, except cards, to its SHA-256."""
 
     files: dict[str, str]
     agreements: NotRequired[dict[str, tuple[Agreement, ...]]]
@@ -105,10 +105,10 @@ def export_view(
 ) -> ExportResult:
     """Writes the view's checkpoints and their cards to `out`, and verifies them.
 
-    If `out` is a symbolic link, writes to its target. If `out` already contains this export, only
-    replaces the cards. Before writing, raises ValueError if `out` is a mount point or contains
-    other files, or the disk is too full. If a checkpoint does not match the view, raises ValueError
-    and deletes the new files.
+    If `out` is a symbolic link, writes to its target. If `out` already contains an export of the
+    same view in the same format, only replaces the cards. Before writing, raises ValueError if
+    `out` is a mount point or contains other files, or if the disk is too full. If a checkpoint does
+    not match the view, raises ValueError and deletes the new files.
     """
     parts = dense_parts(export.view)
     if export.check == "transformers" and importlib.util.find_spec("transformers") is None:
@@ -169,7 +169,6 @@ def _write_part(
     on_bytes: Callable[[int], None],
     progress: Progress,
 ) -> tuple[Agreement, ...]:
-    """Merges `routed` into a dense checkpoint, writes it without a card, and verifies it."""
     model, dtype = merge_config(routed[0], routed[2]), DTYPES[export.dtype]
     corpus = find_corpus(store, export.view.run_id)
     end_of_text = write_tokenizer(corpus, folder, model.seq_len) if corpus else None
@@ -195,10 +194,6 @@ def _write_cards(
 
 
 def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement, ...]] | None:
-    """Returns the verification results stored in `out`, or None if `out` is empty or missing.
-
-    Raises ValueError if `out` contains anything but this export.
-    """
     kind = target_kind("out", out)
     if kind not in (A_FOLDER, ""):
         raise invalid("out", str(out), "a folder, found a file")
@@ -217,7 +212,7 @@ def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement
 
 
 def require_unchanged(out: Path) -> None:
-    """Raises ValueError if an export's files, except its cards, do not match the record."""
+    """Raises ValueError if an export's files, except cards, do not match its export.json."""
     expected = _record(out)["files"]
     try:
         present = _hashes(out)
@@ -248,7 +243,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 def atomic_folder(out: Path) -> Iterator[Path]:
     """Context manager that yields a temporary folder and renames it to `out` on success.
 
-    Also deletes the temporary folders of killed processes.
+    Also deletes the temporary folders that killed processes left for the same `out`.
     """
     staging = out.parent / f".{out.name}.{os.getpid()}.part"
     try:

@@ -74,9 +74,9 @@ def write_tensors(
     tensors: Iterable[tuple[str, torch.Tensor]],
     progress: Callable[[int], None],
 ) -> None:
-    """Writes tensors to the `files` planned by `shards`, plus an index if there are several.
+    """Writes tensors to the `files` planned by `shards`, plus an index for several files.
 
-    `tensors` must be in the same order as the shapes in `files`.
+    The (name, tensor) pairs must be in the same order as the shapes in `files`.
     """
     remaining = iter(tensors)
     for name, shapes in files.items():
@@ -181,7 +181,10 @@ def write_tokenizer(corpus: PackedCorpus, folder: Path, seq_len: int) -> int:
 
 
 def find_corpus(store: Store, run_id: str) -> PackedCorpus | None:
-    """Opens a run's corpus. Returns None if it is not stored or the model was imported."""
+    """Opens a run's corpus.
+
+    Returns None if the corpus is not stored, or if `run_id` is the id of an import.
+    """
     if run_id.startswith(IMPORTED):
         return None
     data_id = store.run(run_id).config()["data"]["data_id"]

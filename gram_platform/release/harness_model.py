@@ -77,7 +77,6 @@ class HarnessModel(TemplateLM):
         return [scores[i] for i in range(len(rows))]
 
     def _batch(self, rows: list[Tokens], num_scored: list[int]) -> list[Scored]:
-        """Scores the last `num_scored[i]` tokens of row i. Pads rows on the right."""
         padded = list(zip(*zip_longest(*rows, fillvalue=0), strict=True))
         tokens_BT = torch.tensor(padded, device=self._model.device)
         log_p_BTV = torch.log_softmax(self._model(tokens_BT[:, :-1], self._active).float(), dim=-1)
