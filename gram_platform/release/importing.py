@@ -1,7 +1,7 @@
 """Imports a StarCoder2 or Llama checkpoint into the storage as the core of later runs.
 
-`--start IMPORT_ID` starts a study from the import. `RunConfig(model=...,
-start=View.of(import_id), ...)` starts a run. `model` is the imported config, plus any modules.
+The option `--start IMPORT_ID` starts a study from the import. `RunConfig(model=...,
+start=View.of(import_id), ...)` starts a run, where `model` is the imported config plus any modules.
 Only safetensors files are read, one tensor at a time.
 """
 
@@ -116,10 +116,6 @@ def read_config(folder: Path) -> dict:
 
 
 def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
-    """Returns (the bytes of tokenizer.json, ""), or (None, why it is not imported).
-
-    Raises ValueError if the tokenizer is unreadable, too large or unable to encode test texts.
-    """
     path = folder / TOKENIZER
     if not path.is_file():
         return None, f"the checkpoint has no {TOKENIZER}"

@@ -43,7 +43,7 @@ class ProfileNumbers:
 
 
 def profile_numbers(store: Store, view: View) -> tuple[ProfileNumbers, ...]:
-    """Returns the view's results from every study that evaluated it and has a baseline."""
+    """Returns the view's results in each study that has a baseline and the view's losses."""
     numbers = []
     for record in (readable_record(store, name) for name in store.list_studies()):
         if record is None or record.measurement != LOSSES:

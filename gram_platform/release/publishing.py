@@ -30,8 +30,8 @@ def require_hub(name: str) -> None:
 def push_export(folder: Path, name: str) -> tuple[str, str]:
     """Uploads an export's folder in one commit. Returns (model URL, commit id).
 
-    Creates the model as private if it does not exist. Raises ValueError if the model already has
-    weights that this export lacks, or if the hub rejects the upload.
+    Creates a private model if the hub has none with this name. Raises ValueError if the hub rejects
+    the upload, or if the model already has a large file (LFS) that is not in this export.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError

@@ -49,7 +49,7 @@ class AvailableModules:
         return tuple(dict.fromkeys((*self.trained_here, *self.branches)))
 
     def source(self, domain: str) -> str:
-        """Returns the run that trained the module. Raises ValueError unless exactly one did."""
+        """Returns the run that trained the module. Raises ValueError if none or several did."""
         if domain in self.trained_here:
             return self.run_id
         runs = self.branches.get(domain, ())
@@ -68,7 +68,10 @@ class AvailableModules:
         return runs[0]
 
     def view(self, modules: Mapping[str, float], sources: Mapping[str, str]) -> View:
-        """Returns the view with these modules. `sources` maps modules to their runs."""
+        """Returns the view with these modules and weights.
+
+        `sources` maps a module to the id of the run that trained it (default: `source(module)`).
+        """
         if stray := sorted(set(sources) - set(modules)):
             raise invalid("sources", stray, "only modules that `modules` names")
         origins = ((domain, sources.get(domain) or self.source(domain)) for domain in modules)
@@ -93,10 +96,10 @@ def available_modules(store: Store, run_id: str) -> AvailableModules:
 
 
 def dense_parts(view: View) -> dict[str, View]:
-    """Returns the views to export as dense checkpoints, by subfolder.
+    """Returns {subfolder: view to export as a dense checkpoint}.
 
-    A view with the rule `constant` is one checkpoint, in the subfolder "". With `by_domain`, core
-    and each active expert are separate checkpoints.
+    A view whose rule is `constant` becomes one checkpoint, with the subfolder "". A view whose rule
+    is `by_domain` becomes one checkpoint for core and one for each active expert.
     """
     if view.rule == "constant":
         return {"": view}
