@@ -27,7 +27,7 @@ ROTARY = ".rotary_emb.inv_freq"
 
 
 def of_layer(model: ModelConfig) -> dict[str, str]:
-    """Maps our names of a layer's submodules to Hugging Face's, except the QKV projections."""
+    """Returns {our name: Hugging Face's name} of a layer's submodules, except QKV projections."""
     return OF_BLOCK | {
         f"mlp.{ours}": f"mlp.{theirs}" for ours, theirs in STOCKS[model.architecture].mlp.items()
     }
@@ -47,7 +47,7 @@ def foreign_weights(
     """Yields the (name, float32 tensor) pairs of a view's merged checkpoint.
 
     Holds one merged layer or embedding in memory at a time. `config` and `weights` are from
-    `views.open_view`. `active` maps modules to their weights.
+    `views.open_view`. `active` maps each active module to the factor by which it is scaled.
     """
     yield from _parts(weights, "wte", OF_MODEL["wte"])
     for layer in range(config.num_layers):
@@ -89,8 +89,8 @@ def projection_rows(model: ModelConfig) -> list[int]:
 class CheckpointWeights(Mapping):
     """Maps our parameter names to a checkpoint's tensors, loaded in float32 on access.
 
-    If `has_biases` is False, StarCoder2's linear layers get zero biases. Raises ValueError if there
-    are too few layers, and on access if a tensor is missing or invalid.
+    If `has_biases` is False, StarCoder2's linear layers get zero biases. Raises ValueError if the
+    checkpoint has fewer layers than `model`. Accessing a missing or invalid tensor also raises it.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class CheckpointWeights(Mapping):
                     raise invalid(name, f"up to {largest:.3g}", allowed)
 
     def require_no_others(self) -> None:
-        """Raises ValueError if the checkpoint has tensors that our model lacks."""
+        """Raises ValueError if the checkpoint has a tensor that our model lacks."""
         known = foreign_shapes(self._model)
         if not self._has_biases:
             known = {name for name in known if not _is_linear_bias(name)}

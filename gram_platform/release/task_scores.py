@@ -1,7 +1,7 @@
 """Scores views on tasks of the LM Evaluation Harness, and stores the scores as evaluations.
 
-On multiple-choice questions, small models often score at chance, whatever they know. So scores also
-contain the accuracy at chance and the bits per byte of the right answers.
+On multiple-choice questions, small models are often no better than guessing, whatever they know. So
+scores also contain the accuracy of guessing and the bits per byte of the right answers.
 """
 
 import hashlib
@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     from lm_eval.api.task import Task
     from lm_eval.tasks import TaskManager
 
-# Names of files and folders that do not define tasks.
 NOT_OF_TASKS = re.compile(r"\..*|__pycache__|.*\.pyc|.*~|#.*#")
 # A YAML file's field `include`, on one or more lines.
 INCLUDES = re.compile(r"^include:(.*(?:\n[ \t-].*)*)", re.MULTILINE)
-# The file names in this field.
 INCLUDED_NAMES = re.compile(r"[^\s\[\],\"']+")
 # The half-width of a 90% interval in standard errors.
 LEVEL = 1.645
@@ -82,9 +80,10 @@ class Benchmark:
 
 
 def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
-    """Hashes a folder's files, other files that they include, and the tasks' local documents.
+    """Hashes a folder of task files. Raises ValueError if a file is unreadable.
 
-    Does not cover imported modules outside the folder. Raises ValueError if a file is unreadable.
+    The hash covers the folder's files, files elsewhere that its YAML files include, and documents
+    that the tasks read from local files elsewhere. It does not cover Python modules elsewhere.
     """
     try:
         own, outside = folder_sha256(folder), [hash_file(path) for path in _find_included(folder)]
@@ -179,8 +178,8 @@ def score_profiles(
 ) -> pd.DataFrame:
     """Scores each view that has no stored scores. Returns one row per profile and task.
 
-    Intervals are 90% intervals over documents. Raises ValueError if a task cannot be built or
-    scored, or if the run's data is missing.
+    `low` and `high` bound the accuracy's 90% interval over documents. Raises ValueError if a task
+    cannot be built or scored, or if the run's data is missing.
     """
     rows, manager, files_sha256 = [], None, ""
     if benchmark.folder:
@@ -218,7 +217,6 @@ def score_profiles(
 
 
 def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
-    """Returns (task manager, tasks). Raises ValueError if a task cannot be built or scored."""
     from lm_eval.tasks import TaskManager, get_task_dict
 
     manager, built = TaskManager(include_path=benchmark.folder or None), []
@@ -274,7 +272,8 @@ def _score(store: Store, scores: TaskScores, manager: "TaskManager", device: str
 def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> dict[str, float]:
     """Returns a task's metrics, standard errors, number of documents and `answers(samples)`.
 
-    `metrics` (such as `{"acc,none": 0.5}`) and `samples` (document records) are the harness's.
+    `metrics` (such as `{"acc,none": 0.5}`) and `samples` (one or more records per document) are
+    outputs of the harness.
     """
     numbers = ((key, value) for key, value in metrics.items() if isinstance(value, float))
     fields = {key.removesuffix(",none"): float(value) for key, value in numbers}
@@ -283,7 +282,7 @@ def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> di
 
 
 def answers(samples: Sequence[Mapping]) -> dict[str, float]:
-    """Returns `chance`, the accuracy of guessing, and the right answers' `bits_per_byte`.
+    """Returns `chance`, the accuracy of guessing, and `bits_per_byte` of the right answers.
 
     Returns {} if the task is not multiple choice.
     """

@@ -1,9 +1,9 @@
 """Verifies an export by comparing the logits of the written checkpoint with the view's.
 
-Loads one layer of each model at a time. Both models compute in float64 (positions in float32), so
-that differences come from the files, not from the order of summation. Rounding to bfloat16
-changes logits by a few thousandths of the largest logit and could hide errors. So the stored
-tensors are also compared bit by bit with the merged ones.
+Loads one layer of each model at a time. Both models compute in float64, so that differences come
+from the files, not from the order of summation. (Only rotary embeddings may round to float32.)
+Rounding weights to bfloat16 changes logits by a few thousandths of the largest logit, which could
+hide an error. So the stored tensors are also compared bit by bit with the view's merged weights.
 """
 
 import json
@@ -39,7 +39,7 @@ RANDOM_SEED = 0
 
 @dataclass(frozen=True)
 class Agreement:
-    """The difference between a checkpoint's logits and the view's on some tokens."""
+    """How much the logits of a checkpoint differ from the view's, on `num_tokens` tokens."""
 
     largest_difference: float
     largest_logit: float
@@ -73,7 +73,6 @@ def verification_tokens(
 
 # (config, weights by name, weights of the active modules).
 Model = tuple[ModelConfig, Weights, Mapping[str, float]]
-# What `verification_tokens` returns.
 Tokens = tuple[torch.Tensor, str]
 
 
@@ -124,10 +123,10 @@ def _is_written(tensor: torch.Tensor, written: DiskTensors, name: str) -> bool:
 def verify_by_transformers(
     store: Store, view: View, folder: Path, dtype: torch.dtype, tokens: Tokens
 ) -> Agreement:
-    """Compares the view's logits with those of `transformers` in float32.
+    """Compares the view's logits with those of the checkpoint in `transformers`, in float32.
 
-    Also tests `generate`. Differences include rounding, because `transformers` sums in another
-    order. Raises ImportError if it is missing.
+    Also tests `generate`. Rounding causes small differences, because `transformers` sums in another
+    order. Raises ImportError without `transformers`, and ValueError for a large difference.
     """
     from transformers import AutoModelForCausalLM
 
@@ -150,9 +149,9 @@ def verify_by_transformers(
 
 
 def require_same_ids(corpus: PackedCorpus, folder: Path, tokens_BT: torch.Tensor) -> None:
-    """Raises ValueError if `transformers` encodes a text differently from training.
+    """Raises ValueError if `transformers` encodes a text to ids that differ from training.
 
-    Tests the decoded `tokens_BT` and two texts that contain the end-of-text token's name.
+    Tests the text of each row of `tokens_BT`, and two texts with the end-of-text token's name.
     """
     from transformers import AutoTokenizer
 
@@ -197,10 +196,10 @@ def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) 
 def largest_difference(
     left: Model, right: Model, tokens_BT: torch.Tensor, progress: Callable[[int], None]
 ) -> tuple[float, float]:
-    """Returns (the largest difference between the models' logits, the largest logit of `left`).
+    """Returns the largest absolute values of (the difference of the logits, `left`'s logits).
 
-    The models have the same d_model, depth and vocabulary. `progress` is called with the number of
-    completed layers.
+    The models `left` and `right` must have the same d_model, depth and vocabulary. `progress` is
+    called with the number of completed layers.
     """
     models = (left, right)
     states = [weights["wte.weight"][tokens_BT].double() for _, weights, _ in models]
