@@ -28,7 +28,7 @@ class ModelLost(Exception):
 class Metrics:
     """The Prometheus metrics of one process that serves HTTP.
 
-    Labels never contain text from a caller.
+    The metrics' labels never contain text from a caller.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Metrics:
         self.whole = timer("gram_completion_seconds", "From a request to its end")
 
     def text(self, profiles: Collection[str]) -> bytes:
-        """Formats the metrics of these profiles and the metrics that have no profile label."""
+        """Formats the metrics labelled with one of `profiles`, and those without a profile."""
         metrics, allowed = list(self.registry.collect()), (None, *profiles)
         for metric in metrics:
             metric.samples = [s for s in metric.samples if s.labels.get("profile") in allowed]
@@ -95,7 +95,7 @@ class Answer:
         return counts | {"total_tokens": sum(counts.values())}
 
     async def texts(self, whole: bool = False) -> AsyncIterator[str]:
-        """Yields "" once the request is accepted, then text. Raises Refusal if it fails."""
+        """Yields "" once the request is accepted, then text. Raises Refusal if the answer fails."""
         metrics, profile = self._metrics, self.grant.profile
         # A stop sequence may end the text, so tokens are needed as they are drawn.
         whole = whole and not self._stops

@@ -1,13 +1,13 @@
 """Handles HTTP requests, with JSON or streaming responses.
 
-    POST /v1/completions   OpenAI's text completions, one per request; `model` is a profile
-    GET  /v1/models        the token's profiles
+    POST /v1/completions   one completion, as in OpenAI's API; its `model` names a profile
+    GET  /v1/models        the API token's profiles
     GET  /healthz          200 while the model is ready and the policy confirmed, otherwise 503
     GET  /metrics          Prometheus metrics of the token's profiles, if the policy allows it
     GET  /                 the samples page
 
-Tokens are accepted only as `Authorization: Bearer ...`. Rejected requests are logged with the
-token's name, the status and a code, but no text from the caller.
+API tokens are accepted only as `Authorization: Bearer ...`. Rejected requests are logged with the
+token's name, the HTTP status and an error code, but no text from the caller.
 """
 
 import base64
@@ -148,7 +148,6 @@ class Api:
         return HTMLResponse(html, headers=headers)
 
     async def _texts(self, answer: Answer, rule: TokenRule, whole: bool) -> AsyncIterator[str]:
-        """Yields an answer's text. Raises Refusal 429 if the token has too many open requests."""
         allowed = rule.max_requests or self.max_requests
         if self._num_open[rule.name] >= allowed:
             state = f"this token has {allowed} requests at work or waiting, and may have no more"
@@ -164,7 +163,8 @@ class Api:
     async def _events(self, answer: Answer, rule: TokenRule, usage: bool) -> AsyncIterator[str]:
         """Yields "" once the request is accepted, then server-sent events.
 
-        Later failures are also sent as events. `usage` is OpenAI's option `include_usage`.
+        A refusal is raised before the first item, and sent as an event after it. If `usage` is
+        True, sends token counts at the end (OpenAI's option `include_usage`).
         """
         no_usage = {"usage": None} if usage else {}
         async with aclosing(self._texts(answer, rule, whole=False)) as parts:
@@ -181,10 +181,6 @@ class Api:
                 yield _event(refused.body())
 
     def _caller(self, request: Request) -> tuple[str, TokenRule]:
-        """Returns (digest, rule) for the caller's token.
-
-        Raises Refusal 401 if the token is missing or unknown, and 503 while no policy is confirmed.
-        """
         if not is_recent(self.confirmed_at):
             raise refusal("policy_unconfirmed")
         headers = request.headers.getlist("authorization")
@@ -256,7 +252,7 @@ def _event(body: dict) -> str:
 
 @functools.cache
 def page_and_policy() -> tuple[str, str]:
-    """Returns (the page's HTML, a Content-Security-Policy that allows only the page's own code)."""
+    """Returns (HTML of the samples page, Content-Security-Policy that allows only its own code)."""
     page = resources.files("gram_platform.release.serving") / "page.html"
     html = page.read_text(encoding="utf-8")
     return html, (

@@ -66,7 +66,7 @@ class Batch:
         return self.reader.num_rows - len(self.sequences)
 
     def admit(self, new: Sequence[ActiveSequence]) -> list[ActiveSequence]:
-        """Reads the prompts and draws each sequence's first token. Returns the `new` sequences."""
+        """Reads the prompts of `new` sequences and draws their first tokens. Returns `new`."""
         assert 0 < len(new) <= self.num_free
         first = len(self.sequences)
         self.reader.clear(first, len(new))
@@ -81,7 +81,7 @@ class Batch:
         return list(new)
 
     def step(self) -> list[ActiveSequence]:
-        """Draws a token for each active sequence. Returns these sequences, including ended ones."""
+        """Draws a token for each active sequence. Returns them, including those that now end."""
         sequences = list(self.sequences)
         if not sequences:
             return []
@@ -131,11 +131,11 @@ def next_tokens(
     top_ps_B: torch.Tensor,
     uniforms_B: torch.Tensor,
 ) -> torch.Tensor:
-    """Draws each row's next token with its temperature, `top_p` and random number.
+    """Draws the next token of each row, with the row's temperature, `top_p` and random number.
 
-    Returns tokens_B (int64, on the CPU). Below the temperature COLDEST, takes the most likely
-    token, or the lowest id in a tie. Otherwise draws from the smallest set of most likely tokens
-    whose probabilities sum to at least `top_p`.
+    Returns tokens_B (int64, on the CPU). If a row's temperature is below COLDEST, takes its most
+    likely token, or the lowest id in a tie. Otherwise draws from the row's most likely tokens: as
+    few as possible, with probabilities that sum to at least `top_p`.
     """
     tokens_B = logits_BV.argmax(dim=-1).cpu()
     warm = (temperatures_B >= COLDEST).nonzero()[:, 0]

@@ -1,8 +1,8 @@
 """Runs a batch in a thread, so that new requests do not wait for others to finish.
 
-Between steps, finished, cancelled and late requests leave their rows, and a group of new requests
-takes free rows. Active requests wait while the group's prompts are read. A group has at most
-MAX_PROMPT_TOKENS after padding, unless it is a single prompt.
+Between steps, requests that are finished, cancelled or past their deadline leave their rows,
+and a group of new requests takes free rows. Active requests wait while the group's prompts are
+read. So a group of several prompts has at most MAX_PROMPT_TOKENS tokens, with padding.
 """
 
 import contextlib
@@ -19,7 +19,6 @@ from gram_platform.config.identity import require_int, require_real
 from gram_platform.release.serving.batch import ActiveSequence, Batch, GenerationRequest
 from gram_platform.release.serving.policy import Grant
 
-# Ray Serve writes the logs of `ray.serve` to files.
 logger = logging.getLogger("ray.serve.gram.engine")
 # The `end` of failed requests: codes in `requests.COMMON_REFUSALS`.
 BUSY, LATE, FAILED = "busy", "deadline", "interrupted"
@@ -27,7 +26,6 @@ BUSY, LATE, FAILED = "busy", "deadline", "interrupted"
 MAX_PROMPT_TOKENS = 8192
 # The longest time that an idle engine waits for arrivals.
 LONGEST_WAIT_S = 1.0
-# The time between two checks for late requests.
 LATE_CHECK_S = 0.1
 # The longest time without a step. An idle engine makes steps too.
 STALL_S = 120.0
@@ -35,7 +33,7 @@ STALL_S = 120.0
 
 @dataclass(frozen=True)
 class Delivery:
-    """New tokens of a request. The first delivery is empty, and the last has an `end`."""
+    """New tokens of a request. `end` is "" except in the request's last delivery."""
 
     tokens: tuple[int, ...] = ()
     # "", `batch.STOP`, `batch.LENGTH` or the code of a refusal.
@@ -44,7 +42,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The limits of an engine. Requests beyond `num_rows + num_waiting` are rejected."""
+    """The limits of an engine. At most `num_rows + num_waiting` requests are open at once."""
 
     num_rows: int = 64
     num_waiting: int = 512
@@ -91,7 +89,7 @@ class Engine:
         self._thread.start()
 
     def submit(self, request: GenerationRequest, grant: Grant, receive: Receive) -> int | None:
-        """Queues a request. Returns its number, or None if the engine is full or closed."""
+        """Queues a request and returns its number. Returns None if the engine is full or closed."""
         deadline = time.monotonic() + self.limits.deadline_s
         job = _Job(ActiveSequence(request, grant), receive, deadline)
         with self._lock:
@@ -167,10 +165,10 @@ class Engine:
         return [*self._active_jobs.values(), *chain.from_iterable(self._waiting.values())]
 
     def _admit(self) -> None:
-        """Admits waiting requests that fit the free rows and MAX_PROMPT_TOKENS.
+        """Admits as many waiting requests as the free rows and MAX_PROMPT_TOKENS allow.
 
-        Repeatedly takes the oldest request of the token with the fewest active requests, so that a
-        token with many requests does not delay others.
+        Repeatedly takes the oldest request of the API token with the fewest active requests, so
+        that an API token with many requests does not delay others.
         """
         jobs, longest, num_active = [], 0, Counter(job.holder for job in self._active_jobs.values())
         while self._waiting and len(jobs) < self._batch.num_free:
