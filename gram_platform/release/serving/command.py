@@ -25,11 +25,8 @@ from gram_platform.store.data import open_corpus
 
 # The object store of a private Ray cluster, which holds tokens but no weights.
 SERVING_STORE_BYTES = 128 * 2**20
-# The resource that marks Ray's head node.
 HEAD = "node:__internal_head__"
-# Seconds between reads of the policy file.
 POLICY_CHECK_S = 2.0
-# The type of `PolicyKeeper.confirm`.
 Confirm = Callable[[Policy, int, float], None]
 # Extra seconds after a request's deadline for slow readers.
 SLOW_CALLER_S = 30.0
@@ -75,7 +72,7 @@ class Service:
 
 @dataclass(frozen=True)
 class PreparedService:
-    """A run that can be served, and the inputs of its deployments."""
+    """A run that can be served, and what its Ray Serve deployments need."""
 
     run: RunConfig
     source: ModelSource
@@ -95,7 +92,7 @@ class PreparedService:
 def prepare(service: Service) -> PreparedService:
     """Validates a service without loading weights.
 
-    Raises ValueError if the run cannot be served or lacks a module in the policy.
+    Raises ValueError if the run cannot be served, or lacks a module that the policy names.
     """
     store, policy = Store(service.storage), load_granting(service.policy)
     run_id = store.find_run(service.run_id)
@@ -138,7 +135,7 @@ def ignore(*_) -> None:
 
 
 def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
-    """Serves until SIGINT or SIGTERM, then stops the application and any private Ray cluster.
+    """Serves until SIGINT or SIGTERM, then stops the application, and Ray if it is private.
 
     Must be called before Ray is imported. Raises ValueError if an argument is invalid, and Stopped
     if Ray or Ray Serve fails.
@@ -256,8 +253,9 @@ def follow_policy(
 ) -> None:
     """Reads the policy file every `POLICY_CHECK_S` seconds and passes its policy to `confirm`.
 
-    Reports each change and error once. A policy's age includes the time that the read and `confirm`
-    take. If the file is unreadable, replicas reject all requests after `LEASE_S` seconds.
+    Reports each change and error once. A policy's age counts from just before the file is read. If
+    the read or `confirm` fails, no policy is confirmed, and replicas reject all requests when the
+    last confirmed policy is more than `LEASE_S` seconds old.
     """
     reported, loaded = (), policy.modules_of_tokens
     while not is_over.is_set():
@@ -280,7 +278,7 @@ def follow_policy(
 
 
 def require_own_serve() -> None:
-    """Raises ValueError if Ray Serve is already running or Ray's head is on another machine."""
+    """Raises ValueError if Ray Serve is already running or this machine is not Ray's head."""
     import ray
     from ray import serve
 
@@ -299,7 +297,8 @@ def require_own_serve() -> None:
 def end_application(name: str, is_private: bool) -> None:
     """Deletes this command's application, and stops Ray Serve if it has no other application.
 
-    In a private cluster, Serve stops with Ray. This avoids a log message about endless retries.
+    Leaves Ray Serve running in a private cluster, where it ends together with Ray. Stopping it
+    earlier would log a message about endless retries.
     """
     from ray import serve
 
@@ -318,7 +317,10 @@ def end_application(name: str, is_private: bool) -> None:
 
 
 def require_gpu(device: str) -> None:
-    """Raises ValueError for "cuda" if Ray has no GPU, because models would wait forever."""
+    """Raises ValueError if `device` is "cuda" and Ray has no GPU.
+
+    Without this check, models would wait for a GPU forever.
+    """
     import ray
 
     if device == "cuda" and not ray.cluster_resources().get("GPU"):
@@ -341,14 +343,14 @@ def make_environment_private() -> None:
 def choose_ray(address: str) -> str:
     """Returns `address`, or `$RAY_ADDRESS` if `address` is empty.
 
-    If the result is empty or `local`, returns "" for a private cluster.
+    Returns "" instead of `local`. The result "" asks for a private cluster.
     """
     address = address or os.environ.get("RAY_ADDRESS", "")
     return "" if address == "local" else address
 
 
 def join_ray(address: str, num_cpus: int) -> bool:
-    """Connects to the Ray cluster from `choose_ray`, or starts a private one.
+    """Connects to the Ray cluster that `choose_ray(address)` names, or starts a private one.
 
     Returns True if the cluster is private.
     """

@@ -5,8 +5,8 @@ sends only a token's digest to the model's process, which looks up the grant in 
 policy.
 
 Every two seconds, `gram serve` confirms the policy to a `PolicyKeeper`, an actor that dies with the
-command. Every replica reads the policy from there once a second, and rejects all requests if the
-last confirmation is older than `LEASE_S` seconds.
+command. Every replica reads the policy from the keeper once a second, and rejects all requests if
+the last confirmation is older than `LEASE_S` seconds.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ SPARE_CALLS = 64
 # A keeper that Ray restarts has no policy until one is confirmed again.
 @ray.remote(num_cpus=0, max_restarts=-1)
 class PolicyKeeper:
-    """Holds the confirmed policy, and the number of skipped parts of the policy file.
+    """Holds the confirmed policy, and the number of parts of the policy file with errors.
 
     Runs on the same machine as `gram serve`, so that both share `time.monotonic`.
     """
@@ -61,7 +61,7 @@ class PolicyKeeper:
         self._confirmed = policy, num_left_out, read_at
 
     def read(self) -> tuple[Policy, int, float]:
-        """Returns (policy, number of skipped parts, age of the policy in seconds).
+        """Returns (policy, number of parts with errors, age of the policy in seconds).
 
         Raises RuntimeError if no policy has been confirmed yet.
         """
@@ -74,7 +74,8 @@ class PolicyKeeper:
 def follow(keeper: str, replica: ModelServer | Api) -> None:
     """Starts a thread that updates a replica's policy every second. Waits for the first update.
 
-    Raises RuntimeError if no policy is confirmed in time, so that the replica does not start.
+    Raises RuntimeError if no policy is confirmed in FIRST_LOOK_S seconds. The replica then does not
+    start.
     """
     actor, has_taken = ray.get_actor(keeper, NAMESPACE), threading.Event()
 
@@ -154,13 +155,16 @@ class RemoteCompletions:
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Returns True if `error` cancels the running task, not just an awaited task."""
+    """Returns True if `error` is a CancelledError because the running task is cancelled.
+
+    If a task that it awaits is cancelled instead, returns False.
+    """
     return isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling() > 0
 
 
 @serve.ingress()
 class Ingress:
-    """Handles HTTP. Each replica creates its own `Api`, which cannot be pickled."""
+    """Handles HTTP. Each replica creates its own `Api`, because an `Api` cannot be pickled."""
 
     def __init__(
         self,
@@ -189,7 +193,8 @@ def application(
 ) -> serve.Application:
     """Builds the application for `serve.run`.
 
-    `max_requests` limits the open requests per token. `keeper` is the name of the `PolicyKeeper`.
+    `max_requests` limits the open requests of each API token for which the policy sets no limit.
+    `keeper` is the name of the `PolicyKeeper`.
     """
     # There is no access log, because the metrics count requests.
     deploy = partial(

@@ -44,14 +44,14 @@ class ModelSource:
 
 
 def require_servable(run: RunConfig, policy: Policy) -> None:
-    """Raises ValueError if the run lacks a core MLP or a module in the policy."""
+    """Raises ValueError if the run lacks a core MLP, or a module that the policy names."""
     if not run.model.d_mlp:
         raise invalid("run_id", run.run_id, "a run with a core MLP, not one expert per domain")
     policy.require_modules(run.model.module_domains)
 
 
 def load_granted(source: ModelSource) -> Transformer:
-    """Loads the run's model with only the modules that at least one token may use.
+    """Loads the run's model with only the modules that at least one API token may use.
 
     Also reads the other modules, but only to hash the weights.
     """
@@ -78,11 +78,11 @@ class ModelServer:
     ) -> AsyncIterator[Delivery]:
         """Yields a request's deliveries.
 
-        The first delivery is empty. If the request is rejected, the only delivery has an `end`.
-        Tokens are delivered several times a second, or less often if `whole` is True. While there
-        are no tokens, sends an empty delivery every `BEAT_S` seconds. A longer silence means that
-        this process is dead. Before every delivery, ends the stream if its grant has changed or
-        expired.
+        The first delivery is empty. If the request is rejected, there is one delivery, whose `end`
+        says why. The tokens of `PAUSE_S` seconds are delivered together, or of `BEAT_S`
+        seconds if `whole` is True. Without tokens, sends an empty delivery every `BEAT_S` seconds,
+        so that a caller notices if this process is dead. Before every delivery, ends the stream if
+        the request's grant has changed or expired.
         """
         grant = self._find_grant(digest, profile)
         if isinstance(grant, str):
@@ -107,7 +107,6 @@ class ModelServer:
             self.engine.abandon(number)
 
     def _find_grant(self, digest: str, profile: str) -> Grant | str:
-        """Returns the current grant. If there is none, returns the code of a refusal."""
         if not is_recent(self.confirmed_at):
             return UNCONFIRMED
         try:
@@ -116,7 +115,6 @@ class ModelServer:
             return FORBIDDEN
 
     async def _next(self, received: asyncio.Queue, whole: bool) -> Delivery:
-        """Waits for deliveries and merges them, because sending each one is slow."""
         delivery, started = Delivery(), time.monotonic()
         with contextlib.suppress(TimeoutError):
             delivery = await asyncio.wait_for(received.get(), BEAT_S)
