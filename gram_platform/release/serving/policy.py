@@ -17,7 +17,7 @@
     metrics = true                              # may read /metrics; default: false
     max_requests = 8                            # open at once; default: the server's
 
-A token has 256 random bits, so its SHA-256 needs no salt.
+A token has 256 random bits and cannot be guessed, so its SHA-256 needs no salt.
 """
 
 import contextlib
@@ -59,7 +59,6 @@ class NotGranted(Exception):
 class Grant:
     """What a request may use. Created only by `Policy.grant`."""
 
-    # The token's name.
     holder: str
     profile: str
     # Sorted pairs of a module and its weight, without zeros.
@@ -85,7 +84,7 @@ class Policy:
     tokens: tuple[TokenRule, ...]
 
     def holder(self, digest: str) -> TokenRule | None:
-        """Returns the token's rule, or None. Compares all rules, each in constant time."""
+        """Returns the rule of the token with this digest, or None. Equally fast for all digests."""
         match = None
         for rule in self.tokens:
             if hmac.compare_digest(rule.sha256.encode(), digest.encode()):
@@ -93,7 +92,7 @@ class Policy:
         return match
 
     def grant(self, digest: str, profile: str | None = None) -> Grant:
-        """Grants a profile (default: the token's). Raises NotGranted if the token lacks it."""
+        """Grants the profile, or the token's default. Raises NotGranted if the token lacks it."""
         rule = self.holder(digest)
         if rule is None:
             raise NotGranted("token")
@@ -109,11 +108,11 @@ class Policy:
 
     @property
     def modules_of_tokens(self) -> tuple[str, ...]:
-        """The modules that at least one token may use. Only these are loaded."""
+        """The modules that at least one token may use. A server loads only these modules."""
         return tuple(sorted(set(chain.from_iterable(self._profiles_of_tokens.values()))))
 
     def require_modules(self, available: tuple[str, ...]) -> None:
-        """Raises ValueError if the policy contains a module that the run lacks."""
+        """Raises ValueError if a profile has a module that is not in `available`."""
         for name, weights in self.profiles:
             for module, _ in weights:
                 if module not in available:
@@ -125,7 +124,7 @@ class Policy:
                     )
 
     def not_loaded(self, loaded: Collection[str]) -> dict[str, ValueError]:
-        """Returns an error for each granted profile with a module that is not loaded."""
+        """Returns {profile: error} for each granted profile that has a module not in `loaded`."""
         memory, errors = ", ".join(loaded) or "none", {}
         for name, modules in self._profiles_of_tokens.items():
             if missing := [module for module in modules if module not in loaded]:
@@ -134,9 +133,9 @@ class Policy:
         return errors
 
     def only(self, names: Collection[str]) -> "Policy":
-        """Returns a policy that grants only these profiles.
+        """Returns a policy that grants only the profiles in `names`.
 
-        Drops tokens whose default is not among them.
+        Drops each token whose default profile is not in `names`.
         """
         rules = [
             replace(r, profiles=tuple(p for p in r.profiles if p in names)) for r in self.tokens
@@ -147,10 +146,10 @@ class Policy:
 def update_policy(
     text: str, before: Policy, loaded: Collection[str]
 ) -> tuple[Policy, tuple[str, ...]]:
-    """Parses a running server's new policy. Returns (policy, errors of skipped parts).
+    """Parses a running server's new policy. Returns (policy, errors).
 
-    Also skips profiles whose modules are not in `loaded`. If no profile can be read, returns the
-    old policy (`before`) with no tokens.
+    Skips profiles and tokens with an error, and profiles with a module that is not in `loaded`. If
+    no profile can be read, returns the policy `before` without its tokens.
     """
     try:
         policy, errors = read_policy(text)
@@ -162,7 +161,7 @@ def update_policy(
 
 
 def is_recent(confirmed_at: float) -> bool:
-    """Returns True if a policy confirmed at this monotonic time is still in force."""
+    """Returns True if a policy that was confirmed at this `time.monotonic` has not expired."""
     return time.monotonic() - confirmed_at <= LEASE_S
 
 

@@ -66,10 +66,11 @@ def policy_text(path: str) -> str:
 
 
 def _find_open_folder(path: Path) -> str:
-    """Finds a folder where any user can replace the next part of `path`, or returns "".
+    """Returns a folder on the way to `path` whose entries any user can replace, or "".
 
-    Also checks the paths of symbolic links. A folder with the sticky bit, such as /tmp, is safe if
-    this user or root owns the next part. A read-only file system is safe.
+    Also checks the paths to which symbolic links point. A folder with the sticky bit, such as /tmp,
+    is safe if this user or root owns its entry that leads to `path`. A read-only file system is
+    safe.
     """
     steps = [path]
     while steps[-1].is_symlink():
@@ -100,10 +101,11 @@ def add_token(
 
 
 def edit_policy(path: str, change: Callable[[str], str]) -> None:
-    """Atomically replaces a policy file's text with `change(text)`. Keeps mode, owner and links.
+    """Atomically replaces a policy file's text with `change(text)`. Keeps its mode and owner.
 
-    Starts again if the file changes meanwhile. Raises ValueError if the file cannot be read or
-    replaced, or if the new text is not a valid policy.
+    If `path` is a symbolic link, replaces the text of its target. Starts again if the file changes
+    meanwhile. Raises ValueError if the file cannot be read or replaced, or if the new text is not a
+    valid policy.
     """
     real = Path(os.path.realpath(local_path("policy", path)))
     try:

@@ -28,7 +28,7 @@ NEUTRAL = {
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """The fields of a request. Missing ones have defaults."""
+    """The fields of a request. A field that the request omits has its default."""
 
     prompt: str | tuple[int, ...]
     profile: str | None

@@ -34,7 +34,8 @@ class Vocabulary:
     def prompt_ids(self, request: CompletionRequest) -> tuple[int, ...]:
         """Returns the prompt's token ids, or an end-of-text token for an empty prompt.
 
-        Raises Refusal 400 for too many tokens, unknown ids or text that cannot be encoded.
+        Raises Refusal 400 if the prompt and `max_tokens` exceed the context, an id is unknown, or
+        the text cannot be encoded.
         """
         # The model does not read the last drawn token.
         room = self.context + 1 - request.max_tokens
@@ -65,8 +66,8 @@ class Vocabulary:
 class TextStream:
     """Decodes tokens incrementally.
 
-    Holds back an incomplete character, and text that may begin a stop sequence. The text ends
-    before the first stop sequence, and `stopped` is then True.
+    `add` holds back an incomplete character, and text that may begin a stop sequence. The
+    text ends before the first stop sequence, and `stopped` is then True.
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: tuple[str, ...]):
@@ -78,7 +79,7 @@ class TextStream:
         self._held = ""
 
     def add(self, tokens: tuple[int, ...], last: bool = False) -> str:
-        """Returns the text that is now complete, or all remaining text if `last` is True."""
+        """Adds tokens. Returns the text that they complete, or all the rest if `last` is True."""
         self._new += [token for token in tokens if token != self._vocabulary.end_of_text]
         text = self._decode_new(last)
         if not self._stops or self.stopped:
