@@ -1,12 +1,12 @@
 """Defines the named corpora, except `installed` (see `installed.py`).
 
-The rows (`HubRow`) are based on dataset cards and loading code. They were written without network
-access, so none is `verified`. The revision "main" is a moving branch. Pin a row to a commit after
-checking it.
+Each row (`HubRow`) describes a Hub dataset. The rows are based on dataset cards and loading code.
+They were written without network access, so none is `verified`. The revision "main" is a branch
+whose content can change, so pin a row to a commit after checking it.
 
-Token counts come from logs that the paper's authors published
-(agencyenterprise/modular-pretraining). Bytes per token are estimates for web text and code with the
-GPT-2 and GPT-Neo tokenizers.
+The rows' token counts come from logs that the paper's authors published
+(agencyenterprise/modular-pretraining). The bytes per token are estimates for web text and code
+with the GPT-2 and GPT-Neo tokenizers.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class StoriesCorpus:
 
 @dataclass(frozen=True)
 class HubCorpus:
-    """A mixture of Hub datasets. A study's training tokens determine how much text is fetched."""
+    """A mixture of Hub datasets. More text is fetched if a study trains on more tokens."""
 
     rows: tuple[HubRow, ...]
     # () for all labels except the first DEFAULT_NUM_AUX by name.

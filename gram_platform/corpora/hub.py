@@ -1,9 +1,9 @@
 """Downloads Hugging Face Hub datasets as compressed local files (parts).
 
 `fetch` writes the parts of a dataset (`HubRow`) to `<folder>/<row id>/part-00000.jsonl.zst` and so
-on. If there are several shards, each has a subfolder. After each part, the stream's `state_dict` is
-saved in `state.json`. An interrupted fetch loses at most one part, and resuming it gives the same
-bytes. Corpora with identical rows share parts.
+on. If a dataset has several shards (files), the parts of each shard are in a subfolder. After each
+part, the position in the dataset is saved in `state.json`. So an interrupted fetch loses at most
+one part, and resuming it gives the same bytes. Corpora with identical rows use the same parts.
 """
 
 import contextlib
@@ -63,12 +63,13 @@ def fetch(
 ) -> tuple[tuple[Unit, ...], dict[str, int]]:
     """Downloads the missing parts of every row. Each worker fetches one shard (file) of a row.
 
-    Returns (units, counts). The units are the first parts of each row that together reach its size
-    in `source.num_bytes`. `counts` maps a row's name to its number of records that lack a field.
+    Returns (units, counts). The units are parts from the start of each row, as many as are needed
+    for its number of bytes in `source.num_bytes`. `counts` maps the names of rows to the numbers of
+    records that were skipped because they lack a field.
 
     Raises ValueError before the download if the Hub denies access to a row. Also raises ValueError
-    if a row's first records all lack the same field, or if a row does not list a record's label.
-    Raises Unavailable if a server does not answer.
+    if all of a row's first `FIRST_RECORDS` records lack the same field, or if a record has a label
+    that its row does not list. Raises Unavailable if a server does not answer.
     """
     require_plain(folder)
     rows = source.rows
@@ -112,7 +113,6 @@ def _in_order(results: Iterator[tuple[int, Item]]) -> list[Item]:
 
 
 def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
-    """Returns the shards after `last` that are estimated to hold the row's missing bytes."""
     row, _, (number, num_shards) = last
     share = max(1, done // (number + 1))
     count = min(-(-(num_bytes - done) // share), num_shards - number - 1, MOST_SHARDS)
@@ -120,9 +120,9 @@ def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
 
 
 def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) -> list[int]:
-    """Returns each row's number of shards. Raises one error for all rows that failed.
+    """Returns each row's number of shards. Raises one error that combines the errors of all rows.
 
-    The error is a ValueError if any row failed with one, otherwise Unavailable.
+    If any error is a ValueError, leaves out those of the type Unavailable.
     """
     rows = _in_order(answers)
     for kind in (ValueError, Unavailable):
@@ -133,9 +133,7 @@ def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) 
 
 
 def _num_shards(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
-    """Returns a row's number of shards, cached on disk. Returns an error instead of raising it."""
     path = folder / row_id(row) / "shards.json"
-    # The file may be missing or damaged.
     with contextlib.suppress(FileNotFoundError, ValueError):
         if (number := parse_json(path.read_text(), int)) > 0:
             return number
@@ -174,7 +172,10 @@ def first_record(row: HubRow) -> Document:
 
 
 def read_labels(row: HubRow) -> tuple[str, ...]:
-    """Returns the labels of a row's first records. Raises ValueError if there are none."""
+    """Returns the labels of a row's first `FIRST_RECORDS` records.
+
+    Raises ValueError if none of these records has a label.
+    """
     labels = retry_unavailable(lambda: _labels_in(row, _open_row(row).take(FIRST_RECORDS)))
     if not labels:
         raise invalid(
@@ -234,7 +235,6 @@ def _fetch_shard(folder: Path, progress: Progress, amount: Amount) -> list[Part]
 def _write_part(
     records: Iterator[Document | None], folder: Path, number: int, num_bytes: int
 ) -> dict:
-    """Writes the next records to a file until it has `num_bytes` of text or no record remains."""
     name, digest = f"part-{number:05d}.jsonl.zst", hashlib.sha256()
     documents = written = skipped = 0
     with whole_file(folder / name) as temporary, zstandard.open(temporary, "wb") as handle:
@@ -268,7 +268,6 @@ def _load_state(folder: Path) -> dict:
 
 
 def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
-    """Opens a row or one shard as an `IterableDataset`, at a stream `position` if given."""
     import datasets
 
     revision = None if row.files and row.dataset in ("json", "parquet") else row.revision
@@ -302,8 +301,9 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
 def _records(row: HubRow, stream, is_start: bool) -> Iterator[Document | None]:
     """Yields the records that have text and pass the row's filters.
 
-    Yields None for a record that lacks a field. If `stream` begins with the row's first record
-    (`is_start`), raises ValueError for a field that none of the first `FIRST_RECORDS` has.
+    Yields None for a record that lacks one of `row.fields`. `is_start` means that `stream` begins
+    with the row's first record. Then a ValueError is raised if the first `FIRST_RECORDS` records
+    all lack the same field.
     """
     # The fields that no record has had yet, with the names in the last record.
     unseen: dict[str, str] = dict.fromkeys(row.fields, "") if is_start else {}

@@ -37,7 +37,7 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
     By default, only the first file's server is asked. With `all_files`, every file is checked.
     Raises ValueError if access is denied, if the request cannot be sent, or if `all_files` is set
     and a file is missing. Raises Unavailable if a server is overloaded or does not answer. Accepts
-    all other responses, because Hub mirrors differ.
+    every other HTTP status, because Hub mirrors respond differently.
     """
     from huggingface_hub.utils import get_session
 
@@ -62,7 +62,7 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
 
 
 def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields requests (URL, headers). Raises ValueError if the token is not printable ASCII."""
+    """Yields the requests (URL, headers) that test whether a row can be read."""
     import datasets
     from huggingface_hub import get_token
 
@@ -87,7 +87,7 @@ def _urls(row: HubRow) -> list[str]:
 
 
 def row_error(row: HubRow, error: Exception) -> Exception:
-    """Converts a library error to Unavailable if a retry may succeed, otherwise to ValueError."""
+    """Converts an error of `datasets` to Unavailable if a retry may help, else to ValueError."""
     lines = str(error).strip().splitlines()
     reason = ": ".join([type(error).__name__, *(line[:200].rstrip(".") for line in lines[:1])])
     text = f"{_cannot_be_read(row)}: {reason}"

@@ -100,7 +100,10 @@ def provide_installed_text(
 
 
 def first_units() -> list[Unit]:
-    """Returns the first usable file of each label. Raises ValueError if a label has none."""
+    """Returns, for each label, the first file that contains a document.
+
+    Raises ValueError if a label has no such file.
+    """
     first = {}
     for file in list_installed_files(package_folders()):
         if file.label not in first and next(_documents(file), None):
@@ -112,7 +115,7 @@ def first_units() -> list[Unit]:
 
 
 def list_installed_files(folders: tuple[Path, ...]) -> list[InstalledFile]:
-    """Lists all files that have a label, sorted by path hash."""
+    """Lists all files that have a label, sorted by the hashes of their paths."""
     files = [file for folder in folders for file in _files_below(folder)]
     return sorted(
         files, key=lambda file: (hashlib.sha256(os.fsencode(file.relative)).digest(), file.path)
@@ -180,7 +183,6 @@ def _too_little(label: str, num_bytes: int, most: int, folders: tuple[Path, ...]
 
 
 def _documents(file: InstalledFile) -> Iterator[str]:
-    """Splits a file into documents. Skips files that are unreadable, not UTF-8 or generated."""
     try:
         # All line ends become \n.
         text = Path(file.path).read_text(encoding="utf-8-sig")

@@ -1,7 +1,8 @@
 """Packs a corpus atomically.
 
 Splits and tokenises the text in parts (`parts.py`). Then writes the sequence files in pieces
-(`JoinPiece`). Memory holds at most one part, one piece and the keys that determine the split.
+(`JoinPiece`). Memory holds at most one part, one piece, and the keys of the texts that could get
+different splits in different domains (`Candidates`).
 """
 
 import errno
@@ -178,7 +179,10 @@ def _sum_unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, d
 
 
 def _splitter(recipe: CorpusRecipe, parts: Sequence[Part], files: PartFiles) -> Splitter:
-    """Creates the splitter. Reads all text only if domains have different validation shares."""
+    """Creates the splitter.
+
+    If all domains have the same validation share, reads only the parts with held-out text.
+    """
     differ = len(set(thresholds(recipe).values())) > 1
     read = [part for part in parts if differ or any(unit.held_out for unit in part)]
     folders = files.write("splitting", partial(_write_candidates, recipe), read)
@@ -191,7 +195,6 @@ def _write_candidates(recipe: CorpusRecipe, part: Part, folder: Path) -> None:
 
 
 def _open_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
-    """Loads and tests the recipe's tokenizer. Returns None if it has yet to be trained."""
     given = recipe.tokenizer
     if given.is_trained:
         return None
@@ -229,10 +232,11 @@ def _train_tokenizer(
 
 
 def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: Path) -> None:
-    """Writes a part's text for the tokenizer's sample.
+    """Writes the training texts of a part that are in the tokenizer's sample.
 
-    A document (or passage, for `bpe-passages`) is sampled if its key is below a limit. A document's
-    key is rotated by 32 bits to make the sample independent of the split. Each later passage adds
+    A text is a document, or a passage for the kind `bpe-passages`. It is in the sample if its key
+    is below a limit. The key of a document or its first passage is the key that determines the
+    split, rotated by 32 bits to make the sample independent of the split. Each later passage adds
     GOLDEN to the key, so that about the same share of every long document is sampled.
     """
     trained, texts = recipe.tokenizer, []
@@ -269,7 +273,6 @@ class JoinPiece:
 
 
 def _pieces(recipe: CorpusRecipe, pair: tuple[str, str], files: Sequence[tuple]) -> list[JoinPiece]:
-    """Cuts the file of `pair` (split, domain) at block boundaries, even inside a row."""
     seq_len, pieces = recipe.seq_len, []
     row_bytes = (seq_len + 1) * token_dtype(recipe.vocab_size).itemsize
     starts = np.cumsum([0, *(num_tokens for _, num_tokens, *_ in files)]).tolist()
@@ -294,7 +297,7 @@ def _cut_rows(recipe: CorpusRecipe, piece: JoinPiece) -> np.ndarray:
 
 
 def _arrange(recipe: CorpusRecipe, piece: JoinPiece, folder: Path) -> None:
-    """Sorts a piece's rows by permuted position. Writes positions and rows."""
+    """Sorts a piece's rows by their positions in the permuted file. Writes positions and rows."""
     order = domain_permutation(recipe.data_id, piece.pair[1], piece.num_rows, inverse=True)
     places = order(np.arange(*piece.rows))
     by_place = np.argsort(places)
@@ -307,8 +310,8 @@ def _write_sequences(
 ) -> dict[str, dict]:
     """Writes the sequence files of all domains and splits. Returns each file's counts and hashes.
 
-    Raises ValueError for an empty file, except the validation file of a domain's part. Validation
-    text of a part is in the domain's file.
+    Raises ValueError if a file would have no row. Only the validation file of a separately packed
+    part of a domain may be empty, because the part's validation text is in the domain's file.
     """
     pairs = [(split, domain) for split in SPLITS for domain in recipe.pools]
     parts = {pair: [] for pair in pairs}
@@ -350,7 +353,6 @@ def _write_piece(
     folders_of: Mapping[tuple, Sequence[Path]],
     piece: JoinPiece,
 ) -> list[str]:
-    """Writes a piece to its file. Returns the SHA-256 of each block if the file is permuted."""
     (first, after), folders = piece.rows, folders_of.get(piece.pair, ())
     rows = np.empty((after - first, recipe.seq_len + 1), token_dtype(recipe.vocab_size))
     if not folders:

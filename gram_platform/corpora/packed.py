@@ -64,7 +64,7 @@ class SplitSizes(TypedDict):
 
 
 class Blocks(TypedDict):
-    """The block size and the SHA-256 of each block of a permuted corpus's files."""
+    """The size of a block in bytes, and the SHA-256 of each block of a permuted corpus's files."""
 
     num_bytes: int
     files: dict[str, list[str]]
@@ -158,7 +158,7 @@ class PackedCorpus:
         """Opens a folder and checks its files. Each machine checks the same contents only once.
 
         Raises CorruptCorpus if the manifest is unreadable, or if a file is missing or does not
-        match it. Raises ValueError for a symbolic link.
+        match the manifest. Raises ValueError for a symbolic link.
         """
         path = Path(path)
         for folder in (path, *(path / split for split in SPLITS)):
@@ -197,7 +197,7 @@ class PackedCorpus:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """Core first, then the auxiliary domains sorted by name."""
+        """The names of the domains: core, then the auxiliary domains sorted by name."""
         counts = self.manifest["domains"].items()
         return tuple(d for d, splits in counts if splits["validation"]["num_sequences"])
 
@@ -249,7 +249,6 @@ class PackedCorpus:
             )
 
     def _verify_once(self) -> None:
-        """Verifies the files unless this machine has verified them since they last changed."""
         files = [os.stat(self.path / relative) for relative in self._bytes_here]
         stats = [(f.st_dev, f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns) for f in files]
         name = short_hash([stats, self.manifest["files"], self.fingerprint])
@@ -342,9 +341,10 @@ def prompts_and_truths(
     num_prompt_tokens: int,
     num_tokens: int,
 ) -> list[tuple[list[int], list[int]]]:
-    """Splits documents into prompts and continuations of at most `num_tokens`.
+    """Returns (prompt, continuation) of the `wanted` documents, as token ids.
 
-    Ignores documents with at most `num_prompt_tokens` tokens. `wanted` indexes the others.
+    A prompt has `num_prompt_tokens` tokens, and a continuation at most `num_tokens`. `wanted`
+    contains indices into the list of documents with more than `num_prompt_tokens` tokens.
     Raises ValueError if an index is too large.
     """
     long_enough = [d for d in split_documents(rows, end_of_text) if len(d) > num_prompt_tokens]

@@ -17,8 +17,8 @@ LONG_CHARS = 1 << 18
 def fault_of(tokenizer, page: str, most: int) -> str | None:
     """Describes the first text that crashes `tokenizer` or has more than `most` tokens per byte.
 
-    Tries each line of the page, a long run of one letter, and the page repeated many times. Returns
-    None if all pass.
+    The texts are each line of the page, a long text of one letter, and the page repeated many
+    times. Returns None if there is no such text.
     """
     long = "".join(islice(cycle(page), LONG_CHARS))
     for line in [*page.splitlines(), "a" * LONG_CHARS, long]:

@@ -42,7 +42,10 @@ Workers = Callable[[Callable[[Task], Result], Sequence[Task]], Iterator[tuple[in
 def in_turn(
     function: Callable[[Task], Result], tasks: Sequence[Task]
 ) -> Iterator[tuple[int, Result]]:
-    """Runs tasks in order and yields each (index, result). Other `Workers` may use any order."""
+    """Runs tasks in order and yields each (index, result).
+
+    Other functions of the type `Workers` may yield the results in any order.
+    """
     return enumerate(map(function, tasks))
 
 
@@ -86,8 +89,8 @@ class PartFiles:
     ) -> list[Path]:
         """Calls `write(part, folder)` for each part that has no folder yet. Returns all folders.
 
-        A folder is named by a hash of the part and `depends_on`. Only these and the corpus may
-        affect its contents.
+        A folder's name contains a hash of the part and `depends_on`. What `write` writes may depend
+        only on the corpus, the part and `depends_on`.
         """
         keys = [short_hash([str(part), *depends_on]) for part in parts]
         folders = [self.folder / f"{activity.partition(' ')[0]}-{key}" for key in keys]

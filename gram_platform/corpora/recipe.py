@@ -60,10 +60,10 @@ class HubRow:
 
     Either all records have the label `label`, or the field `label_field` holds each record's label,
     one of `labels`. `keep` and `drop` are (field, regular expression) pairs. A record is read if it
-    matches all pairs of `keep` and no pair of `drop`. A dot in a field name accesses a nested
-    field, unless a field has the full name. List items are joined by spaces. `data_dir` selects a
-    folder of the repository, and `files` selects files. For a dataset in `BUILDERS`, `files` are
-    local files or URLs.
+    matches all pairs of `keep` and no pair of `drop`. The field name "a.b" means the field "b" of
+    the field "a", unless the record has a field "a.b". If a field is a list, its items are joined
+    by spaces. `data_dir` selects a folder of the repository, and `files` selects files. For a
+    dataset in `BUILDERS`, `files` are local files or URLs.
     """
 
     dataset: str
@@ -141,7 +141,7 @@ class HubSource:
 
 
 def part_bytes(done: int) -> int:
-    """Returns the size of a row's next part, after `done` bytes of text in earlier parts."""
+    """Returns how many bytes of text a row's next part has if earlier parts have `done` bytes."""
     return min(PART_BYTES, max(FIRST_PART_BYTES, done // GROWTH))
 
 
@@ -155,7 +155,7 @@ def whole_parts(num_bytes: float) -> int:
 
 
 def validation_bytes(num_sequences: int, seq_len: int) -> float:
-    """Returns how many bytes of text are enough for this many validation sequences."""
+    """Returns how many bytes of text are enough for `num_sequences` validation sequences."""
     return (num_sequences * seq_len + 1) * FLOOR_BYTES_PER_TOKEN
 
 
@@ -163,9 +163,11 @@ def validation_bytes(num_sequences: int, seq_len: int) -> float:
 class TokenizerRecipe:
     """Describes where a tokenizer comes from.
 
-    The kinds `bpe` and `bpe-passages` train a byte-level BPE on about `sample_bytes` of training
-    text, which is sampled as whole documents or as passages. `file` is a `tokenizer.json` with the
-    SHA-256 `source`. `hub` is the Hub tokenizer `source`, written `name@revision`.
+    `kind` is one of:
+    - `bpe`: a byte-level BPE, trained on a sample of training documents (about `sample_bytes`)
+    - `bpe-passages`: the same, but the sample consists of passages instead of whole documents
+    - `file`: a `tokenizer.json` whose SHA-256 is `source`
+    - `hub`: the Hub tokenizer that `source` names as `name@revision`
     """
 
     kind: str
@@ -224,7 +226,7 @@ class DomainRecipe:
 
 @dataclass(frozen=True)
 class FilesSource:
-    """Local records. `content` hashes all records, and is the same for any order of files."""
+    """Local records. `content` is a hash of all records that ignores the order of files."""
 
     content: str
     num_units: int
@@ -288,7 +290,7 @@ class CorpusRecipe:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """Core first, then the auxiliary domains sorted by name."""
+        """The names of the domains: core, then the auxiliary domains sorted by name."""
         return tuple(d.name for d in self.domains_from if not d.part_of)
 
     @property
@@ -323,9 +325,9 @@ class CorpusRecipe:
     def validation_share(self, domain: str) -> float:
         """Returns the share of a domain's documents in the validation split, at most half.
 
-        The share exceeds `validation_fraction` if the domain has few documents or is too small for
-        `validation_sequences`. If the domain has held-out text, the share only covers the sequences
-        that this text lacks.
+        The share is `validation_fraction`, or more if the domain would otherwise have too few
+        validation documents or fewer than `validation_sequences`. If the domain has held-out text,
+        the share is only as large as needed to reach `validation_sequences` with this text.
         """
         recipe = self.of_domain(domain)
         pools = self.pools_of(recipe.domain)
@@ -338,7 +340,10 @@ class CorpusRecipe:
         return min(MAX_VALIDATION, max(self.validation_fraction, floor, few))
 
     def estimate_sequences(self, split: str, domain: str, bytes_per_token: float = 0.0) -> int:
-        """Estimates the number of sequences. `bytes_per_token` defaults to the domain's."""
+        """Estimates the number of sequences of a domain in a split.
+
+        If `bytes_per_token` is 0, uses the domain's `bytes_per_token`.
+        """
         recipe, share = self.of_domain(domain), self.validation_share(domain)
         num_bytes = recipe.num_bytes * (1 - share)
         if split == "validation":
@@ -347,13 +352,20 @@ class CorpusRecipe:
         return int(num_bytes / (bytes_per_token or recipe.bytes_per_token)) // self.seq_len
 
     def most_sequences(self, split: str, domain: str) -> int:
-        """Returns an upper bound on the number of sequences, or an estimate for a Hub corpus."""
+        """Returns an upper bound on the number of sequences of a domain in a split.
+
+        For a Hub corpus, returns an estimate instead.
+        """
         rate = 0.0 if isinstance(self.source, HubSource) else FEWEST_BYTES_PER_TOKEN
         return self.estimate_sequences(split, domain, rate)
 
 
 def recipe_from_plain(plain: Mapping) -> CorpusRecipe | None:
-    """Rebuilds a recipe from `plain()`. Returns None unless it has stories and a trained BPE."""
+    """Rebuilds a recipe from the result of `plain()`.
+
+    Returns None if the source is not generated stories, or if the tokenizer is not a BPE that is
+    trained on the corpus.
+    """
     tokenizer, source = from_plain(TokenizerRecipe, plain["tokenizer"]), dict(plain["source"])
     if source.pop("kind") != StoriesSource.__name__ or not tokenizer.is_trained:
         return None

@@ -35,7 +35,7 @@ IN_RECIPE |= {name: name for name in ("tokenizer", "end_of_text")}
 
 
 def read_description(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorpus | None:
-    """Returns the description of a catalog name, TOML recipe or URL, or None for other paths.
+    """Returns the description of a catalog name, TOML recipe or URL. Returns None for other paths.
 
     If a URL has no `labels`, reads them from the Hub. Raises ValueError with file, line and field
     for an invalid recipe.
@@ -75,7 +75,7 @@ def text_units(corpus: str | Path) -> tuple[Unit, ...]:
 def locate_errors(corpus: str | Path, flags: Collection[str]) -> Iterator[None]:
     """Context manager that adds a recipe's file, line and field to errors about its values.
 
-    Leaves errors about `flags` unchanged, because those values do not come from the recipe.
+    Does not change errors about the fields in `flags`: their values do not come from the recipe.
     """
     try:
         yield

@@ -67,8 +67,9 @@ class Document(NamedTuple):
 class Unit:
     """A data file (`label` is ""), the text files of one label, or a piece of either.
 
-    In a plain .jsonl, `span` is (first byte, end or None, number of preceding lines). For generated
-    stories, the first two count documents instead of bytes.
+    In an uncompressed .jsonl file, `span` is (first byte, end or None, number of lines before the
+    first byte). None means the end of the file. For generated stories, the first two values are
+    document numbers instead of bytes.
     """
 
     paths: tuple[Path, ...]
@@ -162,7 +163,6 @@ def read_unit(unit: Unit) -> Iterator[Document]:
 
 
 def _read_text(path: Path, label: str) -> Iterator[Document]:
-    """Yields a file's text as one document, without a byte order mark. Skips blank files."""
     if size_of(path) > MAX_RECORD_BYTES:
         raise _too_large(str(path))
     raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
@@ -297,7 +297,7 @@ def _find_columns(path: Path, schema) -> list[str]:
 
 
 def _make_record(where: str, text: object, label: object, true_label: object = None) -> Document:
-    """Makes a record. If `true_label` differs, the label is `TRUE_LABEL -labelled-> LABEL`."""
+    """Makes a record. Two different labels are joined to `TRUE_LABEL -labelled-> LABEL`."""
     seen = _text_of(where, "label", label)
     if true_label not in (None, label):
         seen = _text_of(where, TRUE_LABEL, true_label) + LABELLED + seen

@@ -95,7 +95,8 @@ def resolve(
     `cache_dir`.
 
     Raises ValueError for an unknown corpus or core label, bad records (with file and line), labels
-    that cannot be domains, local domains with a single document, and an unsuitable tokenizer.
+    that cannot name a domain, a domain of local text with only one document, and an unsuitable
+    tokenizer.
     """
     description, core_label, units = read_description(corpus), packing.core_label, ()
     flags = [name for name in ("core_label", "tokenizer") if getattr(packing, name)]
@@ -164,7 +165,7 @@ def describe_corpus(name: str) -> str:
 def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, str], float]:
     """Returns {(domain, dataset): training tokens} of a named Hub corpus, or {} for other corpora.
 
-    The auxiliary domains get equal shares of `aux_share * core_tokens` tokens.
+    `aux_share * core_tokens` tokens are divided equally among the auxiliary domains.
     """
     corpus = read_description(name) if name in catalog_names() else None
     if not isinstance(corpus, HubCorpus):
@@ -204,8 +205,8 @@ def core_labels(
 ) -> tuple[str, ...]:
     """Returns core's labels, which are `given`, or `default` if `given` is empty.
 
-    If both are empty, returns all labels except the first `DEFAULT_NUM_AUX` by name. Raises
-    ValueError for an unknown label, or if no label remains for auxiliary domains.
+    If both are empty, returns all labels except the first `DEFAULT_NUM_AUX` in alphabetical order.
+    Raises ValueError for an unknown label, or if all labels are core's.
     """
     core = given or default or tuple(sorted(labels))[catalog.DEFAULT_NUM_AUX :]
     if isinstance(core, str):
@@ -231,7 +232,6 @@ def _list_names(labels: Collection[str]) -> str:
 
 
 def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[str]:
-    """Returns the labels outside core, sorted. Raises ValueError if one cannot name a domain."""
     auxiliary = sorted(set(labels) - set(core))
     for label in auxiliary:
         if label == CORE:
@@ -268,7 +268,7 @@ def _of_stories(
 
 
 def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
-    """Creates a story source. Spreads core's documents and instructions over core's topics."""
+    """Creates a story source. Divides core's documents and instructions among core's topics."""
     share, rest = divmod(corpus.core_documents, len(core))
     documents = {topic: share + (rank < rest) for rank, topic in enumerate(core)}
     documents |= {topic: corpus.aux_documents for topic in stories.TOPICS if topic not in core}
@@ -281,7 +281,7 @@ def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
 
 
 def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
-    """Decides how many bytes to take from each row. Treats all labels as equally common."""
+    """Decides how many bytes to take from each row. Assumes that its labels are equally common."""
     core_tokens = packing.core_tokens or corpus.core_tokens
     aux_share = packing.aux_share or corpus.aux_share
     rows = replace(corpus, core_tokens=core_tokens, aux_share=aux_share).rows
@@ -316,7 +316,6 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
 
 
 def _with_validation(trained_bytes: float, floor: float, has_held_out: bool) -> float:
-    """Returns how many bytes to take so that `trained_bytes` remain after the validation split."""
     if has_held_out:
         return trained_bytes + floor
     whole = trained_bytes / (1 - VALIDATION_FRACTION)
@@ -343,7 +342,7 @@ def _of_files(
 ) -> tuple[FilesSource, tuple[DomainRecipe, ...], Counts]:
     """Returns (source, domains, counts by label) of local text.
 
-    Text of DOMAIN that is labelled as OTHER goes into the part `DOMAIN:OTHER`.
+    Text of DOMAIN with a label of another domain OTHER goes into the part `DOMAIN:OTHER`.
     """
     counts: Counts = {}
     for label, (documents, num_bytes) in chain.from_iterable(u.labels.items() for u in units):
@@ -408,7 +407,10 @@ def _domain(pair: tuple[str, ...], labels: tuple[str, ...], counts: Counts) -> D
 
 
 def _choose_sample(recipe: CorpusRecipe) -> TokenizerRecipe:
-    """Switches from documents to passages if one document would dominate the tokenizer's sample."""
+    """Changes the tokenizer's kind from `bpe` to `bpe-passages` if a document is too large.
+
+    That is, if it could be more than 1 / `MIN_SAMPLED` of the tokenizer's sample.
+    """
     tokenizer, largest = recipe.tokenizer, max(unit.largest for unit in recipe.units)
     is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in recipe.sample_domains)
     if tokenizer.kind == "bpe" and is_part and largest * MIN_SAMPLED > tokenizer.sample_bytes:

@@ -50,8 +50,8 @@ def silent(activity: str, done: int, total: int | None) -> None:
 def find_units(corpus: Path) -> tuple[Unit, ...]:
     """Finds the units of a folder (with subfolders), a data file, or a .json of labelled globs.
 
-    Warns if it skips folders, or merges `train` with other splits. Raises ValueError if it
-    finds no file.
+    Warns if it skips folders, or if it reads files of `train` and of other splits as one corpus.
+    Raises ValueError if it finds no file.
     """
     if corpus.suffix.lower() == ".json" and target_kind("corpus", corpus) == A_FILE:
         return _glob_units(corpus)
@@ -74,7 +74,7 @@ def find_units(corpus: Path) -> tuple[Unit, ...]:
 
 
 class Globs(TypedDict):
-    """File patterns by label, below `root`, which is relative to the folder of the JSON file."""
+    """File patterns by label, relative to `root`. `root` is relative to the JSON file's folder."""
 
     globs: dict[str, Any]
     root: NotRequired[str]
@@ -109,7 +109,6 @@ def find_labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, 
 def _matches(
     root: Path, label: str, patterns: object, label_of: dict[str, str]
 ) -> tuple[Path, ...]:
-    """Returns a label's files, and adds them to `label_of`. Rejects files with another label."""
     field = f"globs[{label}]"
     is_list = isinstance(patterns, list) and all(isinstance(p, str) and p for p in patterns)
     if not label.strip() or not is_list:
@@ -184,7 +183,6 @@ def _scan(unit: Unit, report: Callable[[int], object]) -> Unit:
 
 
 def _pieces(unit: Unit) -> tuple[Unit, ...]:
-    """Groups a label's text files, or cuts a large plain .jsonl at line ends. Others stay whole."""
     if unit.label:
         return tuple(replace(unit, paths=paths) for paths in group_pieces(unit.paths, size_of))
     (path,) = unit.paths
@@ -206,7 +204,6 @@ def group_pieces(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[
 
 
 def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
-    """Returns spans (first byte, end, number of preceding lines). The last span's end is None."""
     spans, first, before, position, lines = [], 0, 0, 0, 0
     with reading(path), path.open("rb") as handle:
         while block := handle.read(BLOCK_BYTES):
@@ -219,7 +216,7 @@ def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
 
 
 def forget(units: Sequence[Unit], changed: Sequence[Path], cache_dir: Path) -> None:
-    """Deletes the scans of `units`, and those `changed` files that were fetched."""
+    """Deletes the cached scans of `units`, and the files in `changed` that `hub.fetch` wrote."""
     for unit in units:
         # A missing file has no scan.
         with contextlib.suppress(ValueError):
@@ -274,11 +271,12 @@ def find_files(
     is_wanted: Callable[[str], bool] = lambda name: True,
     skipped: set[str] | None = None,
 ) -> tuple[Path, ...]:
-    """Returns the files below `root` that match a pattern and `is_wanted`, sorted by path.
+    """Returns the files below `root` that match a pattern, sorted by path.
 
-    `**` matches any number of folders. Hidden files and folders are skipped. If `skipped` is given,
-    folders named `_*` are skipped too, and all skipped folders are added to it. A file with several
-    paths is returned once, if possible by a path without links. Raises ValueError for an unreadable
+    Leaves out files whose name does not pass `is_wanted`, and hidden files and folders. `**`
+    matches any number of folders. If `skipped` is given, folders named `_*` are left out too, and
+    the paths of all folders that were left out are added to it. A file with several paths is
+    returned once, if possible with a path without links. Raises ValueError for an unreadable
     folder, a broken link, a pipe, a socket or a device.
     """
     # (is a link, path) of each file, by its path without links.
@@ -323,7 +321,6 @@ def _parts(pattern: str) -> Parts:
 
 
 def _names(folder: str, part: str, skipped: set[str] | None) -> list[str]:
-    """Lists a folder's visible names that match `part`. `**` matches only folders and links."""
     # Looking up a plain name needs no permission to list the folder.
     if not MAGIC.search(part):
         path = os.path.join(folder, part)

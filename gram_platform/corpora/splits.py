@@ -1,7 +1,7 @@
 """Assigns documents to splits by a keyed hash, so that equal texts are in the same split.
 
-Texts that differ only in case or white space are considered equal. A text that one domain holds
-out is validation text in all domains.
+Texts that differ only in case or white space are considered equal. If a text of one domain is in
+the validation split, equal texts of all other domains are too.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ def text_key(text: str, split_seed: int) -> int:
 
 
 def fold(text: str) -> bytes:
-    """Folds case and white space. Equals `" ".join(text.split()).casefold().encode()`."""
+    """Folds case and white space. Returns `" ".join(text.split()).casefold().encode()`."""
     if not text.isascii():
         return " ".join(text.split()).casefold().encode()
     # For ASCII this has the same result and is several times faster.
@@ -46,7 +46,10 @@ def fold(text: str) -> bytes:
 
 
 def thresholds(recipe: CorpusRecipe) -> dict[str, int]:
-    """Returns each domain's threshold. Documents whose key is below it are validation."""
+    """Returns the threshold of each domain.
+
+    A document is in the validation split if its key is below the threshold of its domain.
+    """
     return {domain: int(recipe.validation_share(domain) * KEY_RANGE) for domain in recipe.pools}
 
 
@@ -64,7 +67,7 @@ class Candidates(NamedTuple):
 def candidates(
     recipe: CorpusRecipe, documents: Iterable[tuple[str, str]], held_out: bool = False
 ) -> Candidates:
-    """Finds the candidates among documents, given as (domain, text) pairs."""
+    """Returns the `Candidates` among `documents`, which are (domain, text) pairs."""
     limits = thresholds(recipe)
     highest, keys = max(limits.values()), Candidates(array("Q"), array("Q"), array("Q"))
     for domain, text in documents:
@@ -93,7 +96,7 @@ class Splitter:
         return text_key(text, self.seed)
 
     def are_validation(self, domains: Sequence[str], keys: np.ndarray) -> np.ndarray:
-        """Returns a bool for each of `keys` (uint64), True if that document is validation."""
+        """Returns a bool for each of `keys` (uint64): whether its document is validation text."""
         limits = np.array([self.thresholds[domain] for domain in domains], np.uint64)
         if not len(self.validation_keys):
             return keys < limits
@@ -105,7 +108,7 @@ class Splitter:
 def splitter_of(recipe: CorpusRecipe, parts: Sequence[Candidates] = ()) -> Splitter:
     """Creates a corpus's splitter from the candidates of all parts.
 
-    Candidates are only needed if domains have different validation shares, or if text is held out.
+    `parts` can be () if all domains have the same validation share and no text is held out.
     """
     keys = join_candidates(parts)
     everywhere = np.union1d(keys.held_out, np.intersect1d(keys.below, keys.above))
@@ -128,7 +131,7 @@ def tag_keys(
 
 
 def count_duplicates(path: Path) -> dict[str, int]:
-    """Returns the `COUNTS` of a file of tagged keys. Sorts the file in place, then deletes it.
+    """Counts documents and duplicates, as in `COUNTS`, in a file of tagged keys. Deletes the file.
 
     A document counts as repeated if an earlier document has the same text.
     """
@@ -149,7 +152,10 @@ def count_duplicates(path: Path) -> dict[str, int]:
 
 
 def _count(tagged: np.ndarray) -> dict[str, int]:
-    """Returns the `COUNTS` of sorted tagged keys. All keys of a text must be in the same call."""
+    """Counts documents and duplicates, as in `COUNTS`, in sorted tagged keys.
+
+    All keys of the same text must be in one call.
+    """
     keys, tags = tagged & ~TAG_MASK, (tagged & TAG_MASK).astype(np.int64)
     starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
     spread = [

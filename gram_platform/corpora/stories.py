@@ -247,7 +247,6 @@ def _fill(template: str, draw) -> str:
 
 
 def _people(source: StoriesSource, topic: str) -> list[tuple[str, list[str]]]:
-    """Returns (name, clauses) of each person. All topics share the first people's clauses."""
     seed, num_clauses = source.seed, source.num_facts * 3 // 4
     num_people = num_clauses // FACTS_PER_PERSON
     num_shared = round(source.shared_fact_share * num_clauses)
@@ -268,7 +267,6 @@ def _people(source: StoriesSource, topic: str) -> list[tuple[str, list[str]]]:
 
 
 def _customs(source: StoriesSource, topic: str) -> list[str]:
-    """Returns one sentence per custom. The first customs are shared by all topics."""
     number, customs = source.num_facts // 4, []
     num_shared = round(source.shared_fact_share * number)
     for index in range(number):

@@ -46,7 +46,7 @@ def tokenizer_recipe(
     sample_bytes: int = DEFAULT_SAMPLE_BYTES,
     end_of_text: str = "",
 ) -> tuple[TokenizerRecipe, Path | None]:
-    """Returns the recipe of a user's tokenizer, and the path of its file or None.
+    """Returns the recipe of a user's tokenizer, and the path of its local file (or None).
 
     `given` is the path of a `tokenizer.json` or its folder, `owner/name@revision` on the Hub, or
     None to train a BPE. `end_of_text` is the end-of-text token, or "" for the default of
@@ -83,7 +83,7 @@ def is_on_hub(given: str) -> bool:
 
 @contextlib.contextmanager
 def name_faults(source: str, expected: str) -> Iterator[None]:
-    """Context manager that converts library errors and panics to a ValueError about `source`."""
+    """Context manager that turns tokenizer errors and panics into a ValueError about `source`."""
     try:
         yield
     except BaseException as error:
@@ -158,7 +158,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def interruptible(
     work: Callable[[Iterator[T]], R], items: Iterable[T], report: Callable[[float], object]
 ) -> R:
-    """Returns `work(items)`. Runs it in a thread, because the library ignores signals.
+    """Returns `work(items)`. Runs it in a thread, because the tokenizer library ignores signals.
 
     Meanwhile, calls `report` with the elapsed seconds. After an interrupt, `work` gets no more
     items, and the process does not wait for it to finish.
@@ -189,7 +189,10 @@ def interruptible(
 
 
 def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Returns the text of each token. A character that spans several tokens is in the last one."""
+    """Returns the text of each token.
+
+    A character that several tokens encode is part of the last token's text.
+    """
     whole, pieces, start = decode(tokenizer, tokens), [], 0
     for num_tokens in range(1, len(tokens) + 1):
         # The decoder writes this sign for an incomplete character.
@@ -214,7 +217,10 @@ def _special(tokenizer: Tokenizer) -> set[str]:
 
 
 def _of_template(tokenizer: Tokenizer) -> str:
-    """Returns the token that the post-processor appends. Returns "" if it adds other tokens."""
+    """Returns the token that the post-processor appends to a text.
+
+    Returns "" if it adds no token or several.
+    """
     processor = tokenizer.post_processor
     match json.loads(processor.__getstate__()) if processor else {}:
         case {"single": [{"Sequence": _}, {"SpecialToken": {"id": name}}]}:
@@ -225,9 +231,9 @@ def _of_template(tokenizer: Tokenizer) -> str:
 def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
     """Returns the id of the token that separates documents.
 
-    This is `named` if given, otherwise the token that the post-processor appends, otherwise the
-    first of `KNOWN_ENDS`. The last two must be special tokens, because ordinary tokens could occur
-    in text. Raises ValueError if there is none.
+    This is `named` if given. Otherwise it is a special token, because ordinary tokens could occur
+    in text: the one that the post-processor appends, or else the first of `KNOWN_ENDS`. Raises
+    ValueError if the tokenizer has no such token.
     """
     if named:
         token = tokenizer.token_to_id(named)
@@ -263,7 +269,8 @@ def separator_tokens(path: Path, text: str) -> tuple[tuple[int, ...], int]:
 def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
     """Returns the id of the token that separates documents, without fetching a tokenizer.
 
-    Raises ValueError for a Hub tokenizer that sets `end_of_text` or is not in `HUB_ENDS`.
+    Raises ValueError for a Hub tokenizer whose recipe sets `end_of_text`, or whose name is not in
+    `HUB_ENDS`.
     """
     if recipe.is_trained:
         return 0
@@ -280,7 +287,7 @@ def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
 def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
     """Raises ValueError unless all token ids are below `vocab_size`.
 
-    Also raises ValueError if the tokenizer `source` has no tokens except `KNOWN_ENDS`.
+    Also raises ValueError if the tokenizer (`source`) has no token besides `KNOWN_ENDS`.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary.keys() - KNOWN_ENDS:
@@ -342,7 +349,7 @@ class Speller:
     """Counts the characters of a text that a tokenizer cannot encode.
 
     Ignores white space, accents and control characters, because tokenizers drop them on purpose.
-    Treats the token `end` as unknown.
+    Treats the end-of-text token, whose id is `end`, as unknown.
     """
 
     def __init__(self, tokenizer: Tokenizer, end: int) -> None:
@@ -357,7 +364,7 @@ class Speller:
         self._replaced = [] if np.isin(ids, self._unknown).any() else ids
 
     def lost(self, text: str, ids: list[int]) -> tuple[int, int, int, int]:
-        """Counts unknown tokens, lost characters, tokens and characters of a text."""
+        """Returns a text's numbers of (unknown tokens, lost characters, tokens, characters)."""
         is_unknown, total = np.isin(ids, self._unknown), len("".join(text.split()))
         # Checked first, because the library computes offsets slowly.
         if not is_unknown.any() and self._tokenizer.decode(ids) == text:
@@ -373,7 +380,7 @@ class Speller:
         return int(is_unknown.sum()), lost, len(ids), total
 
     def _find_lost(self, sign: str) -> bool:
-        """Returns True if a character becomes a placeholder, or one of its bytes has no token."""
+        """Returns True if a placeholder replaces `sign`, or one of its bytes has no token."""
         if self._is_byte_level:
             ((signs, _),) = BY_BYTE.pre_tokenize_str(sign)
             if any(self._tokenizer.token_to_id(byte) is None for byte in signs):
