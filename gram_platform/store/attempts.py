@@ -83,8 +83,8 @@ class Attempt:
         """Loads the newest intact checkpoint to continue from. Returns None if there is none.
 
         `read(attempts, step, attempt_id)` reads one checkpoint. If it fails, tries the next older
-        one. Sets damaged checkpoints aside with a warning. If all fail and some could not be read,
-        raises the last OSError, because a caller that gets None restarts the run.
+        one. Sets damaged checkpoints aside with a warning. If all fail, some because the storage
+        failed, raises the last OSError. Otherwise the caller would get None and restart the run.
         """
         unreadable = None
         clear_debris(self._attempts)

@@ -224,7 +224,7 @@ class FetchedRows:
         return len(self._array)
 
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        """Returns the sequences that `rows` selects: a slice, or an int array of numbers >= 0."""
+        """Returns the sequences of `rows`, a slice or an int array of non-negative row numbers."""
         if not self._is_here.all():
             numbers = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else rows
             absent = [block for block in self._blocks_of(numbers) if not self._is_here[block]]

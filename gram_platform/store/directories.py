@@ -239,7 +239,7 @@ class EvaluationDirectory(NodeDirectory):
         """Reads and verifies the tensors of a complete evaluation.
 
         Raises ValueError if the evaluation has no tensors. If their file is missing or corrupted,
-        also sets the result aside, so that submitting again recomputes it.
+        raises ValueError and sets the result aside, so that submitting again recomputes it.
         """
         from gram_platform.store.tensors import hash_tensors, load_tensors
 

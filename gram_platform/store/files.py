@@ -49,7 +49,7 @@ def seal(fields: Mapping) -> bytes:
 
 
 def unseal(data: bytes) -> dict:
-    """Parses the output of `seal`, including `sha256`. Raises CorruptFile if `data` is not that."""
+    """Parses the output of `seal`, including `sha256`. Raises CorruptFile for any other input."""
     try:
         fields = parse_json(data, dict)
         intact = seal({k: v for k, v in fields.items() if k != "sha256"}) == data

@@ -146,7 +146,7 @@ class LocalFolder(Folder):
 
     @with_retries
     def list(self) -> list[str]:
-        """Returns the sorted safe names of files and folders. Warns about others, such as links."""
+        """Returns the sorted safe names of files and folders. Warns about entries such as links."""
         if not self._is_here():
             return []
         try:

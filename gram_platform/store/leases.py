@@ -27,7 +27,6 @@ RENEWALS_A_LEASE = 3
 LONGEST_STEP_S = 3600.0
 # A stored lease with a longer duration is damaged, and counts as absent.
 LONGEST_LEASE_S = 3600.0
-# An owner on another machine is presumed gone after this time without a heartbeat.
 GONE_AFTER_S = 2 * LONGEST_STEP_S
 
 

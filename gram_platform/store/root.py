@@ -143,8 +143,8 @@ class Store:
         """Returns {id: Finished}, with None for nodes that have no result.
 
         `nodes` are (kind, id) pairs. In an object store, lists all runs and all evaluations once,
-        and reads only files that changed since they were indexed. Nodes without any files are then
-        absent from the returned dict.
+        and reads only nodes that are not in the index or have changed. Nodes without any files are
+        then absent from the returned dict.
         """
         directories = (self.node(kind, node_id) for kind, node_id in nodes)
         folder = self._folder
@@ -216,7 +216,7 @@ class Store:
         return self._folder.child("imports").list()
 
     def find_run(self, beginning: str) -> str:
-        """Returns the run or import id that begins with `beginning`. Raises like `find_id`."""
+        """Returns the run or import id that begins with `beginning`. Raises as `find_id` does."""
         ids = (*self.list_runs(), *self.list_imports())
         return find_id("run_id", beginning, ids, f"a run in {self.root}, as `gram status` prints")
 

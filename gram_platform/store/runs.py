@@ -107,7 +107,7 @@ class RunDirectory(NodeDirectory):
         return sorted(ids, key=lambda name: (_number(name), name))
 
     def start_attempt(self, owner: str, lease_seconds: float = 30.0) -> "Attempt":
-        """Starts `owner`'s attempt. Raises LeaseHeld if another attempt seems to be running."""
+        """Starts an attempt by `owner`. Raises LeaseHeld if another attempt seems to be running."""
         from gram_platform.store.attempts import Attempt
 
         with self.folder.lock("attempts"):
