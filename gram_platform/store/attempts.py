@@ -57,7 +57,6 @@ class Attempt:
         self._folder = run.attempts.child(attempt_id)
         self._chain: list[dict] = []
         self._step = -1
-        # `elapsed_s` of the checkpoint that this attempt resumed from.
         self._earlier_s = 0.0
         self._started = time.time()
         self._clock = time.monotonic()
@@ -75,7 +74,7 @@ class Attempt:
 
     @property
     def elapsed_s(self) -> float:
-        """This attempt's seconds, plus `elapsed_s` of the checkpoint that it resumed from."""
+        """Seconds of training in this attempt, plus `elapsed_s` of the resumed checkpoint."""
         return self._earlier_s + time.monotonic() - self._clock
 
     def resume(
@@ -83,9 +82,9 @@ class Attempt:
     ) -> Resumed | None:
         """Loads the newest intact checkpoint to continue from. Returns None if there is none.
 
-        `read(attempts, step, attempt_id)` reads one checkpoint. If it is missing, damaged or
-        unreadable, tries the next older one. Sets damaged ones aside with a warning. If all fail
-        and some were unreadable, raises the last OSError, because None would restart the run.
+        `read(attempts, step, attempt_id)` reads one checkpoint. If it fails, tries the next older
+        one. Sets damaged checkpoints aside with a warning. If all fail, some because the storage
+        failed, raises the last OSError. Otherwise the caller would get None and restart the run.
         """
         unreadable = None
         clear_debris(self._attempts)
@@ -122,8 +121,8 @@ class Attempt:
 
         `tensors` maps names to CPU tensors. `state` must be JSON-serialisable, without NaN or
         infinity. `records` are the metric records {"step", "time", "metrics"} since the last
-        commit. Raises ValueError if a step does not exceed the previous one, and LeaseLost if
-        another process may have taken over the run.
+        commit. Raises ValueError unless `step` and the steps of the records exceed those committed
+        before, and LeaseLost if another process may have taken over the run.
         """
         self._require_above_last(step)
         with self._detect_takeover():
@@ -174,11 +173,11 @@ class Attempt:
         records: Sequence[Mapping] = (),
         measured: Mapping[str, float | str] | None = None,
     ) -> dict:
-        """Saves final weights and `result.json` unless the run has a result. Returns the result.
+        """Stores final weights and `result.json` unless the run has a result. Returns the result.
 
-        Also removes the run's checkpoints. `final` must have only deterministic fields. The result
-        adds `run_id`, `weights_sha256` and `sha256`. `records` are the metric records since the
-        last commit. `measured` has extra fields for the run's `timing()`.
+        Also removes the run's checkpoints. `final` has the fields of the result, all deterministic.
+        `run_id`, `weights_sha256` and `sha256` are added to them. `records` are the metric records
+        since the last commit. `measured` has extra fields for the run's `timing()`.
         """
         save = partial(self._folder.write_with, WEIGHTS, partial(save_tensors, tensors=tensors))
         return self._finish(save, final, hash_tensors(tensors), records, measured)
@@ -245,10 +244,6 @@ class Attempt:
 
     @contextlib.contextmanager
     def _detect_takeover(self) -> Iterator[None]:
-        """Context manager that raises LeaseLost if another process may have taken over the run.
-
-        An expired lease on entry or a FileNotFoundError in the block counts as a takeover.
-        """
         self._require_lease()
         try:
             yield

@@ -31,7 +31,7 @@ PROBE = NORM + "probe/"
 
 
 class Segment(TypedDict):
-    """One file of a run's history, with metric records of one attempt."""
+    """Describes one file of a run's history, which has metric records of one attempt."""
 
     attempt: str
     file: str
@@ -55,9 +55,6 @@ class CheckpointManifest(ShardsManifest):
     step: int
     elapsed_s: float
     segments: list[Segment]
-
-
-# Checkpoints:
 
 
 def step_name(step: int) -> str:
@@ -99,9 +96,10 @@ def collect_denied(errors: list) -> Iterator[None]:
 
 
 def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> list:
-    """Removes a run's checkpoints, except the newest `keep` and the newest of attempt `writer_id`.
+    """Removes a run's old checkpoints. If `keep` is 0, removes all checkpoints.
 
-    If `keep` is 0, removes all. Returns a PermissionError for each one that cannot be removed.
+    Otherwise keeps the `keep` newest checkpoints, and the newest one of the attempt `writer_id`.
+    Returns a PermissionError for each checkpoint that cannot be removed.
     """
     errors: list = []
     checkpoints = list_checkpoints(attempts)
@@ -119,7 +117,7 @@ def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> list:
 def clear_debris(attempts: Folder) -> list:
     """Removes incomplete checkpoints and temporary files that ended attempts left behind.
 
-    Returns PermissionErrors like `prune`.
+    Returns the PermissionErrors of files that it could not remove.
     """
     errors: list = []
     for attempt_id in attempts.list():
@@ -136,13 +134,10 @@ def clear_debris(attempts: Folder) -> list:
     return errors
 
 
-# Records:
-
-
 def write_segment(
     attempt: Folder, attempt_id: str, records: Sequence[Mapping], after_step: int
 ) -> dict:
-    """Writes records to one file and returns its history entry.
+    """Writes records to one file and returns the file's history entry (a `Segment`).
 
     Raises ValueError unless the steps increase and all exceed `after_step`.
     """
@@ -176,9 +171,6 @@ def last_step(chain: Sequence[dict]) -> int:
     return chain[-1]["last_step"] if chain else -1
 
 
-# Weights:
-
-
 def has_weights(attempt: Folder) -> bool:
     return attempt.exists(WEIGHTS) or attempt.child(SHARDS).exists(MANIFEST)
 
@@ -186,8 +178,8 @@ def has_weights(attempt: Folder) -> bool:
 def clear_weights(attempts: Folder) -> None:
     """Removes the weights, complete or not, of attempts that ended without finishing.
 
-    Call this only if a finished attempt has the result's weights. An attempt that seems to have
-    ended may only be suspended, and loses its weights.
+    Call this only if a finished attempt has the weights that the result names. An attempt that was
+    only suspended may seem to have ended, and then loses its weights.
     """
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)

@@ -83,7 +83,7 @@ def open_corpus(
 
     Training sequences of a permuted corpus are fetched when they are read. The first
     `ahead[domain]` sequences of each domain are also fetched in the background. Raises ValueError
-    if the storage lacks the corpus, its copy is corrupted, or this machine's disk is full.
+    if the storage lacks the corpus or has a corrupted copy, or if this machine's disk is full.
     """
     stored, target = store.data_dir(data_id), store.data_root / data_id
     if store.is_local:
@@ -108,7 +108,7 @@ def open_corpus(
 
 
 def lost_text(store: Store, data_id: str) -> list[str]:
-    """Returns a line for each domain whose share of unencodable text exceeds LITTLE_LOST."""
+    """Returns a warning per domain if a share above LITTLE_LOST of its text cannot be encoded."""
     stored = store.data_dir(data_id)
     try:
         return describe_unspelled(parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST)))
@@ -168,7 +168,6 @@ def _explain_damage(stored: RemoteFolder, folder: Path) -> Iterator[None]:
 
 
 def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> PackedCorpus:
-    """Starts or continues a download to a hidden folder. Verifies it, then renames the folder."""
     partial = target.with_name(f".fetch-{target.name}")
     try:
         with _explain_damage(stored, partial):
@@ -188,15 +187,13 @@ def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> P
     return PackedCorpus.open(target)
 
 
-# Block by block:
-
-
 class FetchedRows:
     """The training sequences of a domain as an array of token ids [num_sequences, seq_len + 1].
 
-    Rows are fetched when they are read. `path` is the local copy of the stored file. The file is
-    split into blocks of `block_bytes` (the last may be shorter), and `hashes` are their SHA-256.
-    `fetch(start, stop)` reads a byte range of the stored file.
+    A row is one sequence. Rows are fetched when they are read. `path` is the local copy of the
+    stored file. The file is split into blocks of `block_bytes` bytes (the last may be shorter).
+    `hashes` are the SHA-256 of the blocks. `fetch(start, stop)` reads a byte range of the stored
+    file.
     """
 
     def __init__(
@@ -227,7 +224,7 @@ class FetchedRows:
         return len(self._array)
 
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        """Returns the sequences of a slice, or of an int array of non-negative row numbers."""
+        """Returns the sequences of `rows`, a slice or an int array of non-negative row numbers."""
         if not self._is_here.all():
             numbers = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else rows
             absent = [block for block in self._blocks_of(numbers) if not self._is_here[block]]
@@ -255,7 +252,6 @@ class FetchedRows:
         """
         if not self._is_here[number] and not self._is_intact(number):
             with self._locks.lock(f"fetch-{number % NUM_LOCKS}"):
-                # Another process or thread may have fetched the block meanwhile.
                 if not self._is_intact(number):
                     self._fill(number)
         self._is_here[number] = True
@@ -286,8 +282,8 @@ class FetchedRows:
 def open_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[str, FetchedRows]:
     """Opens the training sequences of a permuted corpus. Returns FetchedRows by domain.
 
-    `folder` is a local folder for this manifest's rows only. Raises ValueError if block hashes
-    are missing or a stored file has the wrong size.
+    `folder` is a local folder that contains only rows of this manifest's corpus. Raises ValueError
+    if block hashes are missing or a stored file has the wrong size.
     """
     names = {domain: sequence_path("train", domain) for domain in manifest["domains"]}
     digests = [manifest["files"][name] for name in names.values()]
@@ -323,8 +319,8 @@ def fetch_ahead(rows: Mapping[str, FetchedRows], num_rows: Mapping[str, int]) ->
 def _bring_each(left: "queue.SimpleQueue[tuple[FetchedRows, int]]") -> None:
     """Fetches queued blocks until the queue is empty or a fetch fails.
 
-    Suppresses OSError and ValueError, which a later read raises again, and RuntimeError, which
-    object store drivers raise while the process exits.
+    Suppresses OSError and ValueError, because a later read of the block raises them again, and
+    RuntimeError, because object store drivers raise it while the process exits.
     """
     with contextlib.suppress(queue.Empty, OSError, ValueError, RuntimeError):
         while True:

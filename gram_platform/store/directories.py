@@ -1,6 +1,6 @@
 """Reads and writes directories of evaluations and imports. Runs use the same base class.
 
-Imports torch only for tensors.
+Functions import torch only if they read or write tensors.
 """
 
 import contextlib
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 Config = TypeVar("Config")
 
 CONFIG, TAGS, RESULT, TIMING = "config.json", "tags.json", "result.json", "timing.json"
-# The result field with its tensors' hash.
 TENSORS_HASH = "tensors_sha256"
 # The result field {source id: its `weights_sha256`}.
 SOURCE_HASHES = "source_weights_sha256"
@@ -194,8 +193,8 @@ class NodeDirectory:
 class EvaluationDirectory(NodeDirectory):
     """`<storage>/evaluations/<eval_id>/{config.json, tags.json, result.json, timing.json}`.
 
-    Tensors are in `tensors-<hash>.safetensors`. The result contains this hash, so two writers
-    cannot mix up their tensors.
+    Tensors are in `tensors-<hash>.safetensors`. The result contains this hash, so that it never
+    refers to tensors of another writer.
     """
 
     kind = "evaluation"
@@ -222,8 +221,8 @@ class EvaluationDirectory(NodeDirectory):
         """Stores the tensors, and stores the result unless one exists. Returns the stored result.
 
         `result` must have only deterministic fields. The stored result also has `eval_id`, `sha256`
-        and the tensors' hash. `timing` has values such as `elapsed_s`; `ended` and `host` are
-        added.
+        and the tensors' hash. `timing` has values such as `elapsed_s`. When stored, it also has
+        `ended` and `host`.
         """
         if self.result() is None:
             facts = {**(timing or {}), "ended": time.time(), "host": socket.gethostname()}
@@ -239,8 +238,8 @@ class EvaluationDirectory(NodeDirectory):
     def tensors(self) -> dict[str, "torch.Tensor"]:
         """Reads and verifies the tensors of a complete evaluation.
 
-        Raises ValueError if it has none. If their file is missing or corrupted, raises ValueError
-        and sets the result aside, so that submitting again recomputes it.
+        Raises ValueError if the evaluation has no tensors. If their file is missing or corrupted,
+        raises ValueError and sets the result aside, so that submitting again recomputes it.
         """
         from gram_platform.store.tensors import hash_tensors, load_tensors
 
@@ -288,8 +287,8 @@ class ImportDirectory(NodeDirectory):
     ) -> dict:
         """Stores an imported model and returns its result.
 
-        `write(path)` writes the weights to a local path. `fields` are `weights_sha256` and the
-        model's origin. `tokenizer` is the content of tokenizer.json.
+        `write(path)` writes the weights to a local path. `fields` has `weights_sha256` and fields
+        about the model's origin. `tokenizer` is the content of tokenizer.json.
         """
         expected = import_id(model, fields["weights_sha256"], tokenizer)
         if self.node_id != expected:
@@ -304,7 +303,7 @@ class ImportDirectory(NodeDirectory):
     def tokenizer(self, local: Path) -> Path | None:
         """Returns the local path of tokenizer.json, or None if the model has no tokenizer.
 
-        Copies a remote tokenizer to the folder `local`.
+        If the storage is remote, copies the file to `local / "tokenizers"`.
         """
         expected = self.require_result().get("tokenizer_sha256")
         if expected is None:
@@ -321,9 +320,9 @@ class ImportDirectory(NodeDirectory):
 
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
-        """Context manager that verifies the weights and yields them. Each access reads from disk.
+        """Context manager that yields the verified weights. Each access reads them from disk.
 
-        Raises CorruptFile if they were altered.
+        Raises CorruptFile if the weights were altered.
         """
         from gram_platform.store.shards import open_weights
 
@@ -339,10 +338,7 @@ class ImportDirectory(NodeDirectory):
 
 
 def import_id(model: ModelConfig, weights_sha256: str, tokenizer: bytes | None = None) -> str:
-    """Returns an imported model's id: a hash of its config, weights and tokenizer.
-
-    `tokenizer` is the content of tokenizer.json, or None.
-    """
+    """Returns an imported model's id: a hash of its config, weights and tokenizer.json."""
     hashes = {"weights_sha256": weights_sha256}
     if tokenizer is not None:
         hashes["tokenizer_sha256"] = _sha256(tokenizer)

@@ -31,7 +31,7 @@ class CorruptFile(ValueError):
 
 
 def safe_name(field: str, name: str) -> str:
-    """Returns `name` if it is a safe path component, or raises ValueError naming `field`."""
+    """Returns `name` if it is a safe path component. If not, raises ValueError about `field`."""
     if not is_safe_name(name):
         allowed = "at most 200 letters, digits and _ + . = @ -, the first a letter, digit or _"
         raise invalid(field, name, allowed)
@@ -43,13 +43,13 @@ def is_safe_name(name: Any) -> bool:
 
 
 def seal(fields: Mapping) -> bytes:
-    """Returns canonical JSON of `fields` plus `sha256`, the hash of the JSON without that field."""
+    """Returns `fields` as canonical JSON, with an added `sha256` that hashes the other fields."""
     digest = hashlib.sha256(canonical_json(fields).encode()).hexdigest()
     return (canonical_json({**fields, "sha256": digest}) + "\n").encode()
 
 
 def unseal(data: bytes) -> dict:
-    """Parses the output of `seal`, including `sha256`. Raises CorruptFile for other bytes."""
+    """Parses the output of `seal`, including `sha256`. Raises CorruptFile for any other input."""
     try:
         fields = parse_json(data, dict)
         intact = seal({k: v for k, v in fields.items() if k != "sha256"}) == data
@@ -61,7 +61,7 @@ def unseal(data: bytes) -> dict:
 
 
 def unseal_if_sealed(data: bytes) -> dict:
-    """Parses JSON and drops its `sha256`. Raises CorruptFile if the hash is wrong.
+    """Parses a JSON object and drops its field `sha256`. Raises CorruptFile if the hash is wrong.
 
     Accepts old files, which have no `sha256`.
     """
@@ -75,7 +75,6 @@ def unseal_if_sealed(data: bytes) -> dict:
 class Folder:
     """A local or remote folder. `path` is a directory, or a URL without its protocol."""
 
-    # Subclasses define these.
     path: str
     writable: bool
     child: Callable[..., Any]
@@ -144,7 +143,7 @@ class Folder:
         self.write(name, seal(fields), durable=durable)
 
     def write_whole(self, files: Mapping[str, bytes]) -> None:
-        """Writes `files`, then a file with their hashes for `require_whole`."""
+        """Writes `files`, then a file with their hashes, which `require_whole` reads."""
         self.remove(HASHES)
         for name, data in files.items():
             self.write(name, data)
@@ -161,9 +160,9 @@ class Folder:
                 raise CorruptFile(f"{self.file(name)} does not have its SHA-256: submit again")
 
     def set_aside(self, name: str, reason: object, fault: str = "corrupted") -> None:
-        """Warns that a file or directory is corrupted, and renames it to `<name>.corrupt-<n>`.
+        """Renames a damaged or outdated file or directory to `<name>.corrupt-<n>`, and warns.
 
-        Only warns if the folder is read-only.
+        The warning contains `fault` and `reason`. If the folder is read-only, only warns.
         """
         if self.writable:
             number = next(n for n in range(1, 10**6) if not self.exists(f"{name}.corrupt-{n}"))
@@ -183,8 +182,6 @@ class Folder:
         if not self.writable:
             raise invalid("storage", self.path, "a store opened with Store.open_for_writing()")
 
-
-# Retries:
 
 PATIENCE_S = 300.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
@@ -230,7 +227,8 @@ def is_transient(error: BaseException) -> bool:
 def keep_trying(work: Callable[[], Value], place: str) -> Value:
     """Returns `work()`. Retries it on transient errors for up to `PATIENCE_S` seconds.
 
-    Then raises StorageAway. Its message and the warnings contain `place` and the last error.
+    If the errors last longer, raises StorageAway. Its message and the warnings about retries
+    contain `place` and the last error.
     """
     deadline, longest_s = time.monotonic() + PATIENCE_S, FIRST_DELAY_S
     while True:
@@ -251,7 +249,7 @@ def keep_trying(work: Callable[[], Value], place: str) -> Value:
 
 
 def with_retries(method: Callable) -> Callable:
-    """Decorates a folder's method to retry it on transient errors."""
+    """Decorates a method of a folder, so that calls are retried on transient errors."""
 
     @functools.wraps(method)
     def retry(self, *args, **kwargs):

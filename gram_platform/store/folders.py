@@ -95,7 +95,7 @@ class LocalFolder(Folder):
     @with_retries
     @retry_if_removed
     def write_with(self, name: str, writer: Callable[[str], object]) -> str:
-        """Calls `writer` with a temporary path, then renames it to `name`. Returns the SHA-256.
+        """Calls `writer` with a temporary path, renames this file to `name`, returns its SHA-256.
 
         A system crash may lose the file until the next durable write in this folder.
         """
@@ -146,7 +146,7 @@ class LocalFolder(Folder):
 
     @with_retries
     def list(self) -> list[str]:
-        """Returns the sorted safe names of files and folders. Warns about other entries."""
+        """Returns the sorted safe names of files and folders. Warns about entries such as links."""
         if not self._is_here():
             return []
         try:
@@ -226,8 +226,8 @@ class LocalFolder(Folder):
     def lock(self, name: str) -> Iterator[None]:
         """Context manager that holds a lock against other processes on this machine.
 
-        If the file system has no locks, or the lock file is a link, the block still runs after a
-        warning, because locks only avoid duplicate work.
+        If the file system has no locks, or the lock file is a link, the block runs without a lock,
+        after a warning. This is safe, because locks only avoid duplicate work.
         """
         self._check_writable()
         with contextlib.ExitStack() as stack:
@@ -263,7 +263,6 @@ class LocalFolder(Folder):
         return self.file(name)
 
     def _obstacle(self) -> str:
-        """Returns the first folder in `below` that is really a link or a file, or "" if none is."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for path in self.below:
                 if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -315,7 +314,7 @@ def _open_folder(path: str) -> None:
 
 
 def open_folder(root: str, writable: bool = False) -> Folder:
-    """Returns the folder at a local path (`~` expanded) or fsspec URL, or raises ValueError."""
+    """Opens the folder at a local path (`~` expanded) or fsspec URL, or raises ValueError."""
     protocol, _, path = root.partition("://") if is_url(root) else ("file", "", root)
     if protocol in ("file", "local"):
         return LocalFolder(os.path.abspath(os.path.expanduser(path)), writable)

@@ -27,7 +27,6 @@ RENEWALS_A_LEASE = 3
 LONGEST_STEP_S = 3600.0
 # A stored lease with a longer duration is damaged, and counts as absent.
 LONGEST_LEASE_S = 3600.0
-# An owner on another machine is presumed gone after this time without a heartbeat.
 GONE_AFTER_S = 2 * LONGEST_STEP_S
 
 
@@ -73,9 +72,11 @@ class Lease:
     """This process's lease on a folder, written immediately and renewed until `release`.
 
     A thread renews the lease while `is_working()` is true, and writes each `report` within
-    `interval_s`. Raises OSError if the first write fails. Later failures cause one warning that
-    begins with `warning`, or none if `warning` is "". `contested` means that other processes
-    write this file too. Only then can an expired lease be renewed, unless another process took it.
+    `interval_s`. Raises OSError if the first write fails. If later writes fail, warns once with a
+    text that begins with `warning`, or not at all if `warning` is "".
+
+    If `contested`, other processes write this file too. An expired lease can only be renewed if it
+    is contested and no other process has taken it.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Lease:
         self._unwritten = progress
 
     def is_overdue(self) -> bool:
-        """Returns True if the lease has expired. Then it can only be renewed if `contested`."""
+        """Returns True if the lease has expired. Then only a contested lease can be renewed."""
         return _boot_time() - self._renewed > max(self.fields["lease_seconds"], SHORTEST_LEASE_S)
 
     def is_lost(self) -> bool:
@@ -186,8 +187,8 @@ def has_ended(lease: dict | None) -> bool:
     """Returns True if the lease's owner has ended and its half-written files can be removed.
 
     The answer is certain for a process on this machine. A process elsewhere is presumed to have
-    ended if its last heartbeat is older than GONE_AFTER_S. If it still runs, it rewrites the
-    removed files.
+    ended if its last heartbeat is older than GONE_AFTER_S. If it still runs, it repeats a write
+    whose temporary file was removed (`retry_if_removed`).
     """
     if not lease:
         return False
@@ -197,7 +198,6 @@ def has_ended(lease: dict | None) -> bool:
 
 
 def _boot_time() -> float:
-    """Returns monotonic time in seconds, including the time that the machine slept if possible."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()

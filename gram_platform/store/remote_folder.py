@@ -71,7 +71,7 @@ class RemoteFolder(Folder):
 
     @with_retries
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless it exists. Returns True if written. Atomic on S3 and GCS."""
+        """Writes the file unless it exists. Returns True if it did so. Atomic on S3 and GCS."""
         try:
             self._put(lambda: self.filesystem.pipe_file(self.file(name), data, mode="create"))
         except FileExistsError:
@@ -100,7 +100,7 @@ class RemoteFolder(Folder):
     def versions(self, names: Collection[str]) -> dict[str, dict[str, str]]:
         """Returns {subfolder: {file: version}} of the files whose names are in `names`.
 
-        A subfolder with only other files maps to {}. Needs one paged listing.
+        A subfolder that has only files with other names maps to {}. Lists this folder only once.
         """
         self.filesystem.invalidate_cache()
         versions: dict[str, dict[str, str]] = {}

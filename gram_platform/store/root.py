@@ -53,8 +53,8 @@ class StoreFacts(TypedDict):
 class Finished:
     """What the storage contains about a node that has a result.
 
-    `sha256` is the hash of the result. `weights_sha256` is the hash of its weights, or "" for an
-    evaluation. `sources` maps the ids of the result's sources to their weights' hashes.
+    `sha256` is the hash of the result. `weights_sha256` is the hash of a run's weights, or "" for
+    an evaluation. The result was computed from `sources`: {run or import id: hash of its weights}.
     `has_config` is true if the config is intact.
     """
 
@@ -67,7 +67,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class IndexEntry(Finished):
-    """An index entry, with the versions of the files from which it was read."""
+    """An entry of the index, with the {file name: version} of the files that it was read from."""
 
     versions: Mapping[str, str]
 
@@ -142,8 +142,9 @@ class Store:
     def read_finished(self, nodes: Iterable[tuple[str, str]]) -> dict[str, Finished | None]:
         """Returns {id: Finished}, with None for nodes that have no result.
 
-        `nodes` are (kind, id) pairs. For an object store, makes only two listings, and leaves out
-        nodes without any files.
+        `nodes` are (kind, id) pairs. In an object store, lists all runs and all evaluations once,
+        and reads only nodes that are not in the index or have changed. Nodes without any files are
+        then absent from the returned dict.
         """
         directories = (self.node(kind, node_id) for kind, node_id in nodes)
         folder = self._folder
@@ -188,9 +189,9 @@ class Store:
         return {i: self.origin(i).require_result()["weights_sha256"] for i in ids}
 
     def explain_outdated(self, result: Mapping) -> str:
-        """Describes a source whose weights changed after the result was computed, or returns "".
+        """Names a source whose weights changed after the result was computed, or returns "".
 
-        Ignores sources that have no result.
+        Sources are runs and imports. Ignores those that now have no result.
         """
         for run_id, before in result.get(SOURCE_HASHES, {}).items():
             now = self.origin(run_id).result()
@@ -199,12 +200,12 @@ class Store:
         return ""
 
     def current_result(self, node: RunDirectory | EvaluationDirectory) -> dict | None:
-        """Returns a node's result, or None if it is missing or its sources have new weights."""
+        """Returns a node's result. Returns None if the result is missing or outdated."""
         result = node.result()
         return None if result is None or self.explain_outdated(result) else result
 
     def set_outdated_aside(self, node: RunDirectory | EvaluationDirectory) -> None:
-        """Sets the result aside if it is outdated. Call this after reading the new weights."""
+        """Sets an outdated result aside. Call this after reading the sources' new weights."""
         if reason := self.explain_outdated(node.result() or {}):
             node.set_result_aside(reason)
 
@@ -215,7 +216,7 @@ class Store:
         return self._folder.child("imports").list()
 
     def find_run(self, beginning: str) -> str:
-        """Returns the only run or import id that begins with `beginning`, or raises ValueError."""
+        """Returns the run or import id that begins with `beginning`. Raises as `find_id` does."""
         ids = (*self.list_runs(), *self.list_imports())
         return find_id("run_id", beginning, ids, f"a run in {self.root}, as `gram status` prints")
 
@@ -232,7 +233,7 @@ class Store:
         return self._folder.child("studies", name)
 
     def history_dirs(self, name: str) -> dict[str, Folder]:
-        """Returns the folders of a study's earlier reports by date, the oldest first."""
+        """Returns {date: folder} of a study's earlier reports, the oldest first."""
         history = self.study_dir(name).child(HISTORY)
         return {
             date: history.child(date) for date in history.list() if HISTORY_DATE.fullmatch(date)
@@ -321,7 +322,7 @@ class Cordoned(TypedDict):
 
 
 def write_cordoned(store: Store, study: str, machines: Sequence[Mapping]) -> None:
-    """Stores a study's cordoned machines, each with at least the fields of `Cordoned`."""
+    """Stores a study's cordoned machines: dicts with at least the fields of `Cordoned`."""
     folder = store.study_dir(study)
     if machines:
         folder.write_json(CORDONED, {"machines": list(machines)})

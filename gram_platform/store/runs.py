@@ -1,6 +1,6 @@
 """Reads a run's directory, starts attempts, and removes files that are no longer needed.
 
-Imports torch only for attempts and weights.
+Methods import torch only if they start an attempt or read weights.
 """
 
 import contextlib
@@ -36,7 +36,6 @@ from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, has_ended, is_fresh, read_lease
 
 ATTEMPT = re.compile("[0-9]{1,9}(-.*)?")
-# A file next to the result.
 REMOVED = "weights-removed.json"
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ class RunDirectory(NodeDirectory):
         return sorted(ids, key=lambda name: (_number(name), name))
 
     def start_attempt(self, owner: str, lease_seconds: float = 30.0) -> "Attempt":
-        """Starts an attempt for `owner`. Raises LeaseHeld if another attempt's lease is fresh."""
+        """Starts an attempt by `owner`. Raises LeaseHeld if another attempt seems to be running."""
         from gram_platform.store.attempts import Attempt
 
         with self.folder.lock("attempts"):
@@ -166,7 +165,8 @@ class RunDirectory(NodeDirectory):
     def timing(self) -> dict:
         """Reads `elapsed_s` and, for a complete run, fields such as `tokens_per_second` and `host`.
 
-        `elapsed_s` includes all attempts, except work that a later attempt repeated.
+        `elapsed_s` is the sum over all attempts. Of an interrupted attempt, it includes only the
+        time up to the checkpoint from which the next attempt continued.
         """
         head = self._head()
         if head is None:
@@ -251,7 +251,7 @@ class RunDirectory(NodeDirectory):
         return attempts
 
     def winner(self, result: dict) -> str | None:
-        """Returns the id of the first finished attempt with this result and weights, or None."""
+        """Returns the id of the first attempt that ended with `result` and has weights, or None."""
         finished = (attempt_id for attempt_id, _ in self.list_finished_attempts(result))
         return next((i for i in finished if has_weights(self.attempt(i))), None)
 
@@ -300,9 +300,10 @@ class RunDirectory(NodeDirectory):
         return 0 if self.result() is None else len(list_checkpoints(self.attempts))
 
     def remove_remains(self) -> list:
-        """Removes half-written files of killed attempts. Returns PermissionErrors like `prune`.
+        """Removes half-written files of killed attempts.
 
-        For a complete run also removes checkpoints and superfluous weights.
+        If the run is complete, also removes its checkpoints and the weights of attempts that ended
+        without finishing. Returns the PermissionErrors of files that it could not remove.
         """
         result = self.result()
         errors = [] if result is None else prune(self.attempts, keep=0)
@@ -317,7 +318,7 @@ class RunDirectory(NodeDirectory):
 
     @contextlib.contextmanager
     def _intact_weights(self, attempt_id: str, result: dict) -> "Iterator[DiskTensors | None]":
-        """Context manager that yields an attempt's weights, or None if missing or corrupted.
+        """Context manager that yields an attempt's weights. Yields None if they are not intact.
 
         Sets corrupted files aside.
         """

@@ -117,8 +117,8 @@ def read_checkpoint(
 def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
     """Context manager that yields an attempt's final weights. Each access reads from disk.
 
-    The caller must verify their hash. Raises FileNotFoundError if the weights are missing, and
-    ValueError if a file is incomplete.
+    The caller must verify the weights' hash. Raises FileNotFoundError if the weights are missing,
+    and ValueError if a file is incomplete.
     """
     with contextlib.ExitStack() as stack:
         if attempt.exists(WEIGHTS):
@@ -171,7 +171,7 @@ def _read_pieces(folder: Folder, files: Mapping[str, str], rows_of: RowsOf) -> d
 def _choose(
     layouts: Mapping[str, Layout], selection: Mapping[str, Range]
 ) -> dict[str, dict[str, Range]]:
-    """Returns which rows to read from each shard. Rows in several shards are read only once."""
+    """Returns {shard: {tensor name: rows to read}}. Rows in several shards are read only once."""
     overlaps = {
         shard: {
             name: (first, stop)

@@ -1,7 +1,7 @@
 """Writes and reads safetensors files, one tensor at a time, and hashes weights.
 
-Uses the safetensors library only to check headers, because the library's files ignore the umask and
-its errors lack error numbers.
+Uses the safetensors library only to check headers. Files that the library writes ignore the umask,
+and its errors lack error numbers.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ def load_tensors(path: str | os.PathLike) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows [first, stop) of a tensor with shape `shape`, stored in a file. A scalar has one row."""
+    """Rows [first, stop) of a tensor in a file. `shape` is the tensor's. A scalar has one row."""
 
     first: int
     stop: int
@@ -100,7 +100,7 @@ class TensorFile:
     """An open safetensors file, which only one thread at a time may read.
 
     `held` maps tensor names to the rows in the file. The file is not memory-mapped, because a
-    failing mount would then kill the process.
+    process that reads a mapped file is killed if the mount fails.
     """
 
     held: Mapping[str, StoredRows]
@@ -131,7 +131,7 @@ class TensorFile:
 def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Iterator[TensorFile]:
     """Context manager that opens a safetensors file.
 
-    `attempt` is `keep_trying`, which retries each access, or `once` for a file outside a storage.
+    Each access calls `attempt`: `keep_trying` for retries, or `once` for a file outside a storage.
     Raises ValueError if the file is incomplete, and OSError if it cannot be read.
     """
     name = os.fspath(path)
@@ -140,7 +140,7 @@ def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Ite
 
 
 def once(work: Callable[[], Any], place: str) -> Any:
-    """Calls `work` without retries. Has the parameters of `keep_trying`."""
+    """Calls `work` without retries. Takes the same arguments as `keep_trying`."""
     return work()
 
 
@@ -179,10 +179,10 @@ def write_stream(
     tensors: Iterable[tuple[str, torch.Tensor]],
     progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> None:
-    """Writes a safetensors file from an iterator of (name, tensor), in the order of `shapes`.
+    """Writes a safetensors file from (name, tensor) pairs, which must be in the order of `shapes`.
 
-    Converts and writes one tensor at a time, and calls `progress(num_bytes)` after each. The caller
-    must sync the file to disk.
+    Converts and writes one tensor at a time, then calls `progress` with its number of bytes. The
+    caller must sync the file to disk.
     """
 
     def convert() -> Iterator[torch.Tensor]:
@@ -212,7 +212,7 @@ def _stream_header(shapes: Shapes, dtype: torch.dtype) -> bytes:
 def _header(kinds: Iterable[tuple[str, Sequence[int], torch.dtype]], **entries: Any) -> bytes:
     """Returns the first bytes of a file: the length of the JSON header, then the header.
 
-    The header has `entries`, such as `__metadata__`, then an entry for each tensor in `kinds`.
+    The header has the keyword arguments as entries, then one entry for each tensor in `kinds`.
     """
     end = 0
     for name, shape, dtype in kinds:
@@ -248,7 +248,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 class DiskTensors(Mapping):
     """Maps names to tensors in open files. Each access reads the tensor from disk.
 
-    `holders` maps a tensor's name to (file, rows of the tensor in this file) pairs.
+    `holders` maps a tensor's name to a (file, rows) pair for each file that has rows of the tensor.
     """
 
     holders: Mapping[str, Sequence[tuple[TensorFile, StoredRows]]]
@@ -258,7 +258,7 @@ class DiskTensors(Mapping):
         return cls({name: [(file, rows)] for file in files for name, rows in file.held.items()})
 
     def describe(self, name: str) -> StoredRows:
-        """Returns a tensor's shape and dtype, and which rows its first file contains."""
+        """Returns a tensor's shape and dtype, and the rows that the first of its files contains."""
         return self.holders[name][0][1]
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -282,15 +282,12 @@ class DiskTensors(Mapping):
             raise ValueError(f"no file has the rows {done} to {stop} of {name}")
 
     def sha256(self) -> str:
-        """Computes `hash_tensors` block by block. Raises ValueError like `rows`."""
+        """Computes `hash_tensors` block by block. Raises ValueError if a row is in no file."""
         stored = ((name, self.describe(name)) for name in sorted(self))
         return _hash((n, f"torch.{rows.dtype}", rows.shape, self._blocks(n)) for n, rows in stored)
 
     def _blocks(self, name: str) -> Iterator[torch.Tensor]:
-        """Yields all rows of a tensor in blocks. Each block overwrites the previous one.
-
-        The blocks share one memory map, which is unmapped afterwards.
-        """
+        """Yields all rows of a tensor, block by block. Each block overwrites the previous one."""
         stored = self.describe(name)
         shape, dtype = stored.shape, getattr(torch, stored.dtype)
         if not math.prod(shape):
@@ -315,7 +312,7 @@ class DiskTensors(Mapping):
 
 
 def hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Returns one SHA-256 of the name, dtype, shape and bytes of each tensor, sorted by name."""
+    """Returns one SHA-256 of the names, dtypes, shapes and bytes of all tensors, sorted by name."""
     return hash_named((name, tensors[name]) for name in sorted(tensors))
 
 

@@ -1,11 +1,13 @@
 """Reads the weights of a view, as a routed model or merged into one dense model.
 
-The core MLP and the active module MLPs of a layer have the same input. The sum of their outputs
-is the output of one wider MLP. Its c_fc (and c_gate, for SwiGLU) stacks the rows of all c_fc.
-Its c_proj concatenates the columns of all c_proj, each multiplied by its module's weight. LoRAs are
-added to the core MLP's weights. Attention heads are merged in the same way. In the core, each
-key-value head serves a group of query heads. A module has one key-value head. If it has fewer query
-heads than a core group, heads of zeros are added.
+The core MLP and the active module MLPs of a layer have the same input. The sum of their outputs is
+the output of one wider MLP. The wider c_fc (and c_gate, for SwiGLU) stacks the rows of all c_fc.
+The wider c_proj concatenates the columns of all c_proj, each multiplied by the weight of its
+module. LoRAs are added to the core MLP's weights.
+
+Attention heads are merged in the same way. In the core, each key-value head serves a group of query
+heads. A module has one key-value head. If a module has fewer query heads than one group of the
+core, heads of zeros are added.
 """
 
 import contextlib
@@ -38,9 +40,9 @@ Weights = Mapping[str, torch.Tensor]
 def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, DiskTensors]]:
     """Context manager that yields (config, float32 weights by name) of a view's routed model.
 
-    Both contain only the view's modules, so no byte of other modules is in memory. Modules can be
-    from different runs. Each access reads a tensor from disk. Raises ValueError if a run lacks a
-    module.
+    The config and the weights contain only the view's modules. Other modules are never in memory.
+    Modules can be from different runs. Each access reads a tensor from disk. Raises ValueError if a
+    run lacks a module.
     """
     config = view_model(store, view)
     with contextlib.ExitStack() as stack:
@@ -60,7 +62,7 @@ def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, DiskTenso
 def load_view(
     store: Store, view: View, precision: str = "float32"
 ) -> tuple[ModelConfig, Transformer]:
-    """Loads (config, routed model in `precision`) of a view. The model is in evaluation mode."""
+    """Loads a view's config and routed model (in dtype `precision`, in evaluation mode)."""
     with open_view(store, view) as (config, weights):
         return config, model_of(config, weights, precision)
 
@@ -96,14 +98,14 @@ def model_of(
 
 
 def view_model(store: Store, view: View) -> ModelConfig:
-    """Reads a model config with only the view's modules. Raises ValueError if a run lacks one."""
+    """Reads a model config with only the view's modules. Raises ValueError if one is missing."""
     return view.model(lambda run_id: store.origin(run_id).model_config())
 
 
 def merge_layer(
     config: ModelConfig, weights: Weights, active: Mapping[str, float], block: str
 ) -> dict[str, torch.Tensor]:
-    """Merges one layer's MLP and attention, and reads only this layer. `block` is its name."""
+    """Merges MLP and attention of the layer `block` (such as `blocks.0`). Reads no other layer."""
 
     def read(name: str, first: int, stop: int) -> torch.Tensor:
         return weights[name][first:stop]
@@ -130,8 +132,8 @@ def merge_rows(
     """Returns rows [first, stop) of a merged MLP or attention tensor.
 
     `name` is the merged tensor's name, such as `blocks.0.mlp.c_fc.weight`. `read` reads rows of the
-    routed model's tensors. Reads all rows of output biases, LoRAs and merged qkv projections, but
-    only the needed rows of other tensors.
+    routed model's tensors. All rows of output biases, LoRAs and merged qkv projections are read. Of
+    other tensors, only the needed rows are read.
     """
     if ".attn." in name:
         return _merge_heads(config, read, active, name, first, stop)
@@ -168,7 +170,6 @@ def _merge_heads(
     first: int,
     stop: int,
 ) -> torch.Tensor:
-    """Returns rows [first, stop) of a merged qkv_proj or o_proj."""
     modules = [m for m in config.modules if m.num_heads and m.domain in active]
     if not modules:
         return read(name, first, stop)
