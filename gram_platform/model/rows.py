@@ -24,7 +24,7 @@ class RowReader:
     """A model with a key-value cache for `num_rows` sequences, each up to the context's length.
 
     A row sees only positions that it has read and, if the model masks documents, only its current
-    document. Moves the auxiliary modules out of `model` into stacks. Their heads stay.
+    document. Moves the auxiliary modules out of `model` into stacks. Their heads stay in it.
     """
 
     def __init__(self, model: Transformer, num_rows: int):
@@ -111,7 +111,7 @@ class RowReader:
     ) -> Tensor:
         """Returns the position [B, T] at which each token's document starts.
 
-        Also stores where the document starts to which each row's next token will belong.
+        Also stores the start of the document to which each row's next token will belong.
         """
         before_B = torch.where(positions_BT[:, 0] > 0, self._starts_R[rows_B], 0)
         after_BT = torch.where(tokens_BT == self.model.config.document_end, positions_BT + 1, 0)
