@@ -1,7 +1,7 @@
 """Chooses, once per process, between plain torch and code that is faster on some CPUs.
 
 The fast code uses a private torch operator (`kernels.py`) and glibc's allocator. Each is used only
-where it exists, and neither if GRAM_CPU_CODE=torch. Plain torch is slower and rounds differently.
+where it exists. GRAM_CPU_CODE=torch turns both off. Plain torch is slower and rounds differently.
 """
 
 import contextlib
@@ -14,9 +14,7 @@ import torch
 import torch.nn.functional as F
 
 VARIABLE, PLAIN = "GRAM_CPU_CODE", "torch"
-# An operator in torch.ops.aten.
 OPERATOR = "_scaled_dot_product_flash_attention_for_cpu"
-# Plain torch as an attention kernel.
 PLAIN_ON_CPU = "plain torch for CPUs"
 # The largest difference to plain torch, in float32.
 BOUND = 1e-4
@@ -56,9 +54,9 @@ UNTRIMMED_BYTES = 2**31 - 1
 def keep_freed_memory() -> Iterator[None]:
     """Context manager that keeps glibc from returning freed heap memory to the system.
 
-    Does nothing without glibc. Allocations of 32 MiB or more are still returned at once. Kept
-    memory is returned on exit. The setting is permanent, so memory freed later is kept until the
-    next exit.
+    Does nothing without glibc. Blocks of 32 MiB or more are still returned when freed. On exit,
+    returns all kept memory. glibc's setting stays, so memory freed later is kept until this context
+    manager exits again.
     """
     libc = ctypes.CDLL(None)
     if os.environ.get(VARIABLE) == PLAIN or not hasattr(libc, "mallopt"):

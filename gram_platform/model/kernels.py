@@ -28,14 +28,13 @@ from gram_platform.model.cpu import PLAIN_ON_CPU, has_fast_code
 
 # Up to this number of values, torch's single pass is as fast.
 GELU_SMALL = 2**15
-# Values in one chunk.
+# Values in one chunk, few enough for a CPU's cache.
 GELU_AT_ONCE = 2**18
 ROTATED_AT_ONCE = 2**18
 # Queries per block of the backward pass. Scores above a block's diagonal are wasted.
 QUERIES_AT_ONCE = 128
 # Scores in one matrix product, few enough for a core's cache.
 SCORES_AT_ONCE = 2**20
-# GELU(x) = x sigmoid(GELU_1 x + GELU_3 x^3).
 GELU_1 = 2 * (2 / math.pi) ** 0.5
 GELU_3 = 0.044715 * GELU_1
 
@@ -62,7 +61,7 @@ def _is_fast_on(x: Tensor) -> bool:
 
 
 class _Gelu(torch.autograd.Function):
-    """GELU that saves its derivative for the backward pass. torch's GELU saves the input."""
+    """GELU that saves its derivative for the backward pass, instead of its input."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -85,9 +84,10 @@ class _Gelu(torch.autograd.Function):
 
 
 def _fill_gelu(x: Tensor, out: Tensor, slope: Tensor | None) -> None:
-    """Writes GELU(x) to `out` and its derivative to `slope`, unless `slope` is None.
+    """Writes GELU(x) to `out`, and its derivative to `slope` unless `slope` is None.
 
-    With u = GELU_1 x + GELU_3 x^3 and s = sigmoid(u), these are x s and s + x u' s (1 - s).
+    With u = GELU_1 x + GELU_3 x^3 and s = sigmoid(u), GELU(x) is x s, and its derivative is
+    s + x u' s (1 - s).
     """
     u = torch.addcmul(x.new_full((), GELU_1), x, x, value=GELU_3).mul_(x)
     if slope is None:
@@ -104,7 +104,7 @@ def rotate(x_BnTh: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Applies rotary embedding to queries or keys, in float32.
 
     Element i of a head is rotated together with element i + h/2. `cos` and `sin` contain each
-    value twice, once for each half of h, and broadcast to `x_BnTh`.
+    value twice, once for each half of h, and are broadcast to `x_BnTh`.
     """
     if _is_fast_on(x_BnTh):
         return _Rotation.apply(x_BnTh, cos, sin)
@@ -113,8 +113,6 @@ def rotate(x_BnTh: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _Rotation(torch.autograd.Function):
-    """Autograd function of `rotate`. Its backward pass is the inverse rotation."""
-
     @staticmethod
     def forward(ctx, x_BnTh: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
@@ -127,7 +125,6 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotate(x_BnTh: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
-    """Rotates a few sequences at a time to fit the cache, or all at once if their angles differ."""
     rows = max(1, ROTATED_AT_ONCE // x_BnTh[0].numel())
     if rows >= len(x_BnTh) or cos.dim() > 2:
         return _rotate_chunk(x_BnTh, cos, sin, direction)
@@ -180,7 +177,6 @@ def _arguments(
     is_causal: bool,
     mask_BTT: Tensor | None,
 ) -> dict:
-    """Returns torch's attention arguments. On a GPU, repeats keys and values if needed."""
     group, is_masked = q_BHTh.shape[1] // k_BKSh.shape[1], mask_BTT is not None
     is_on_gpu = q_BHTh.device.type != "cpu"
     if is_on_gpu and group > 1 and repeats_keys(q_BHTh.dtype, q_BHTh.shape[3], is_masked):
@@ -191,16 +187,13 @@ def _arguments(
 
 
 def repeats_keys(dtype: torch.dtype, head_dim: int, is_masked: bool) -> bool:
-    """Returns True if the GPU's kernel needs keys for every query head.
-
-    torch.compile treats this value as a constant.
-    """
+    """Returns True if the GPU's kernel needs separate keys and values for each query head."""
     return attention_kernel("cuda", dtype.itemsize, head_dim, is_masked, gpu_kernels()) == EFFICIENT
 
 
 @functools.cache
 def gpu_kernels() -> frozenset[str]:
-    """Returns the attention kernels that the GPU can use, or all if there is no GPU."""
+    """Returns the attention kernels that this GPU can use, or GPU_KERNELS if there is no GPU."""
     if not torch.cuda.is_available():
         return GPU_KERNELS
     switches, is_ampere = torch.backends.cuda, torch.cuda.get_device_capability() >= (8, 0)
@@ -223,10 +216,10 @@ BACKENDS = {
 
 
 def kernel_in_use(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> str:
-    """Returns the name of the attention kernel that trains this model.
+    """Returns the name of the attention kernel that is used to train this model.
 
-    On a GPU, torch chooses it by the model's shapes. Raises ValueError if a GPU would use plain
-    matrix products with a long context.
+    On a GPU, torch chooses it by the model's shapes. Raises ValueError if the context is long and
+    the GPU would use plain matrix products.
     """
     device = torch.device(device)
     if device.type != "cuda":
@@ -246,7 +239,7 @@ def _causal_flash(
 ) -> tuple[Tensor, Tensor]:
     """Returns out_BHTh of causal attention, and the log-sum-exp of each query's scores.
 
-    torch's public function takes no mask with `is_causal`, so it cannot skip half the scores.
+    Skips the scores above the diagonal, which torch's public function cannot do with a mask.
     """
     group = q_BHTh.shape[1] // k_BKTh.shape[1]
     k_BHTh, v_BHTh = (x.repeat_interleave(group, dim=1) for x in (k_BKTh, v_BKTh))
@@ -291,7 +284,6 @@ class _CausalAttention(torch.autograd.Function):
         dk, dv = (torch.zeros(B * K, T, h) for _ in range(2))
         at_once = min(QUERIES_AT_ONCE, T)
         future = torch.ones(at_once, at_once, dtype=torch.bool).triu(1)
-        # The mask of each key head [B K, T, T].
         mask = None if mask_BTT is None else mask_BTT.repeat_interleave(K, dim=0)
         rows = max(1, SCORES_AT_ONCE // (H // K * at_once * T))
         for first in range(0, B * K, rows):
@@ -319,7 +311,10 @@ class _CausalAttention(torch.autograd.Function):
 
 
 def _with_subtracted(x_BHTh: Tensor, scale: float, subtracted_BHT: Tensor) -> Tensor:
-    """Appends to x * scale two columns: -subtracted rounded to x's dtype, and the remainder."""
+    """Returns x * scale with two more columns, whose sum is minus `subtracted_BHT`.
+
+    The first is this sum rounded to x's dtype. The second is the remainder.
+    """
     *shape, h = x_BHTh.shape
     out = x_BHTh.new_empty(*shape, h + 2)
     torch.mul(x_BHTh, scale, out=out[..., :h])
@@ -329,7 +324,10 @@ def _with_subtracted(x_BHTh: Tensor, scale: float, subtracted_BHT: Tensor) -> Te
 
 
 def _query_gradient(qa, ka, va, da, future, mask, dk, dv) -> Tensor:
-    """Returns the unscaled gradient of a block of queries. Adds the block's terms to dk and dv."""
+    """Returns the unscaled gradient of a block of queries.
+
+    Adds the block's terms to the gradients of keys (`dk`) and values (`dv`).
+    """
     N, G, T, width = qa.shape
     h = width - 2
     qa, da = qa.reshape(N, G * T, width), da.reshape(N, G * T, width)

@@ -42,8 +42,6 @@ class Linear(nn.Linear):
 
 
 class _Linear(torch.autograd.Function):
-    """Linear layer for all sequences. Only the first `num_trained` train its parameters."""
-
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, num_trained: int) -> Tensor:
         ctx.save_for_backward(x, weight)

@@ -25,9 +25,9 @@ MAX_PADDING = 1.5
 class Pairs:
     """(row, module) pairs, sorted by module.
 
-    Pair i reads row `sources_P[i]` and adds to row `targets_P[i]`. Both are None if all rows have
-    the same single module. Weights are None if all are 1. Padding pairs add to an extra row B,
-    which is dropped.
+    Pair i reads row `sources_P[i]` of the input and adds its output to row `targets_P[i]`. Both
+    tensors are None if all rows have the same single module. `weights_P11` is None if all weights
+    are 1. Padding pairs add to an extra row B, which is dropped.
     """
 
     num_rows: int
@@ -185,8 +185,8 @@ def _sum_modules(
 ) -> Tensor:
     """Returns total_BTY, the weighted sum of each row's modules.
 
-    If pairs are padded, `every(x_MnX)` computes all modules at once. Otherwise `one(x_nX, module)`
-    is called for each.
+    If pairs are padded, calls `every(x_MnX)` once for all modules. Otherwise calls
+    `one(x_nX, module)` for each active module.
     """
     pairs = active.pairs if active.padded is None else active.padded
     taken_PTX = pairs.take(x_BTX)

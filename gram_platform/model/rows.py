@@ -1,8 +1,8 @@
 """Decodes many sequences at once, each at its own position and with its own modules.
 
-Shapes: B rows read now, R rows of the cache, T tokens, S visible positions, L layers, D d_model, H
-heads, K key-value heads, G = H / K, h head_dim, V vocabulary; X = G T queries that share a
-key-value head.
+Shapes: B rows that read tokens now, R rows of the cache, T tokens, S visible positions, L layers, D
+d_model, H heads, K key-value heads, G = H / K, h head_dim, V vocabulary; X = G T queries that share
+a key-value head.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ Reading = Sequence[Tensor]
 
 
 class RowReader:
-    """A model with a key-value cache for `num_rows` sequences of the context's length.
+    """A model with a key-value cache for `num_rows` sequences, each up to the context's length.
 
     A row sees only positions that it has read and, if the model masks documents, only its current
-    document. The auxiliary modules of `model`, except their heads, are moved into stacks.
+    document. Moves the auxiliary modules out of `model` into stacks. Their heads stay in it.
     """
 
     def __init__(self, model: Transformer, num_rows: int):
@@ -62,7 +62,7 @@ class RowReader:
         active: Activation,
         first_row: int = 0,
     ) -> Tensor:
-        """Reads tokens into rows first_row..first_row + B. Returns each row's last logits_BV.
+        """Reads tokens into rows first_row..first_row + B. Returns logits_BV of their last tokens.
 
         Row b has already read `num_seen_B[b]` tokens and now reads the first `num_tokens_B[b]` of
         T. The rest is padding.
@@ -109,7 +109,10 @@ class RowReader:
         num_tokens_B: Tensor,
         rows_B: Tensor,
     ) -> Tensor:
-        """Returns each token's document start [B, T]. Stores the start for the next token."""
+        """Returns the position [B, T] at which each token's document starts.
+
+        Also stores the start of the document to which each row's next token will belong.
+        """
         before_B = torch.where(positions_BT[:, 0] > 0, self._starts_R[rows_B], 0)
         after_BT = torch.where(tokens_BT == self.model.config.document_end, positions_BT + 1, 0)
         starts_BT1 = torch.cat([before_B[:, None], after_BT], dim=1).cummax(dim=1).values
@@ -127,8 +130,8 @@ class RowReader:
     ) -> Tensor:
         """Adds new keys and values to the cache. Returns the attention's output x_BTD.
 
-        `first_head` is the attention's first key-value head in the cache. `rows` are the cache's
-        rows in `reading`. If `rows` is a slice, no cached keys or values are copied.
+        `first_head` is the index of the attention's first key-value head in the cache. `rows` are
+        the cache rows of `reading`, as a slice or as indices.
         """
         rows_B, positions_BT, visible_BTS, cos, sin = reading
         q_BHTh, *new = attention.heads(normed_BTD, lambda x, _: rotate(x, cos, sin))
@@ -146,7 +149,10 @@ class RowReader:
     def _attend_modules(
         self, block: Block, layer: int, normed_BTD: Tensor, reading: Reading, active: Activation
     ) -> Tensor:
-        """Returns the weighted sum of each row's module heads. Skips heads that a row lacks."""
+        """Returns the weighted sum of the outputs of each row's module heads.
+
+        Computes a module's heads only for the rows that have the module.
+        """
         pairs, outs, begin = active.pairs, [], 0
         for module, number in pairs.counts:
             chosen = slice(begin, begin + number)

@@ -36,7 +36,7 @@ NO_MODULES: Mapping[str, float] = {}
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding in the half-split convention. Its tables are never saved."""
+    """Rotary position embedding in the half-split convention. Checkpoints omit its tables."""
 
     def __init__(self, head_dim: int, seq_len: int, theta: float):
         super().__init__()
@@ -63,7 +63,6 @@ class Rotary(nn.Module):
         return rotate(x_BHTh, self.cos_Th[first:stop], self.sin_Th[first:stop])
 
 
-# Queries, keys and values.
 Heads = tuple[Tensor, Tensor, Tensor]
 
 
@@ -97,7 +96,6 @@ class Attention(nn.Module):
         qk_BTnh, v_BTKh = heads_BTnh.split(
             [self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=2
         )
-        # One call rotates both queries and keys.
         qk_BnTh = rotary(qk_BTnh.transpose(1, 2), first)
         q_BHTh, k_BKTh = qk_BnTh.split([self.num_heads, self.num_kv_heads], dim=1)
         return q_BHTh, k_BKTh, v_BTKh.transpose(1, 2)
@@ -303,7 +301,7 @@ def _checkpoint(block: Block, *inputs) -> Tensor:
 
 
 def parameter_set(name: str) -> str:
-    """Returns a parameter's set: shared, core_mlp or a module's set."""
+    """Returns the name of a parameter's set: shared, core_mlp or a module's set."""
     parts = name.split(".")
     if parts[0] != "blocks" or parts[2] not in ("mlp", "aux", "heads"):
         return SHARED
@@ -315,7 +313,7 @@ def is_module(name: str) -> bool:
 
 
 def is_trained(config: ModelConfig, name: str, trained: Collection[str]) -> bool:
-    """Returns True if a step that trains the parameter sets in `trained` updates `name`."""
+    """Returns True if a step that trains the sets in `trained` updates the parameter `name`."""
     of_set = parameter_set(name)
     if of_set == SHARED and EMBEDDINGS in trained:
         return name.startswith("wte") or "ln_" in name
@@ -347,9 +345,9 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def initial_weight(config: ModelConfig, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
     """Returns a parameter's initial float32 value, which depends only on the arguments.
 
-    Weights are normal with `init_std`, divided by sqrt(2 x layers) for projections into the
-    residual stream (as in GPT-2; the paper does not say). Biases are 0, norm gains 1. A
-    LoRA's B is 0, and its A has variance 1 / (3 fan-in), our choice.
+    Weights are normal with standard deviation `init_std`, which is divided by sqrt(2 x layers) for
+    projections into the residual stream (as in GPT-2; the paper does not say). Biases are 0, and
+    norm gains are 1. A LoRA's B is 0, and its A has variance 1 / (3 fan-in), our choice.
     """
     if name.endswith(("bias", "fc_b.weight", "gate_b.weight", "proj_b.weight")):
         return torch.zeros(shape)

@@ -132,7 +132,7 @@ def utilisation_of(machine: str, parameters: int) -> Utilisation:
 
 @dataclass(frozen=True)
 class Passes:
-    """How a rank divides or merges micro-batches into passes, and its peak memory."""
+    """How a rank divides or merges micro-batches into passes, and the rank's peak memory."""
 
     num_passes: int
     # The number of micro-batches in one pass.
@@ -145,7 +145,7 @@ class Needs:
     """One rank's passes and peak memory, and the whole run's FLOPs, hours and stored bytes."""
 
     passes: Passes
-    # Bytes of a checkpoint, see `checkpoint_bytes`.
+    # See `checkpoint_bytes`.
     checkpoint: int
     # Bytes of the final weights.
     result: int
@@ -154,7 +154,10 @@ class Needs:
     gpu_hours: float
 
     def disk_bytes(self, num_kept: int) -> int:
-        """Returns the peak bytes on disk: `num_kept` checkpoints plus a new one or the result."""
+        """Returns the peak bytes on disk.
+
+        These are `num_kept` checkpoints, plus the larger of a new one and the final weights.
+        """
         return num_kept * self.checkpoint + max(self.checkpoint, self.result)
 
 
@@ -183,7 +186,7 @@ def needs(run: RunConfig, num_ranks: int, machine: Machine) -> Needs:
 
 
 def training_hours(run: RunConfig, machine: Machine) -> float:
-    """Estimates a run's hours, summed over ranks. Omits progress evaluations (at most 3%)."""
+    """Estimates a run's hours, summed over ranks. Omits progress evaluations (at most 3% more)."""
     return (run_flops(run) + run_evaluation_flops(run)) / training_rate(run.model, machine) / 3600
 
 
@@ -228,10 +231,10 @@ def fits(
     checkpointing: bool = False,
     num_passes: int = 0,
 ) -> bool:
-    """Returns True if a rank's peak memory is within USABLE_MEMORY of the machine's memory.
+    """Returns True if a rank's peak memory is at most USABLE_MEMORY x the machine's memory.
 
-    A rank runs its share of a micro-batch in `num_passes` passes. If `num_passes` is 0, tries all
-    possible numbers.
+    A rank runs its share of a micro-batch in `num_passes` passes. If `num_passes` is 0, returns
+    True if the rank fits with at least one possible number.
     """
     possible = (num_passes,) if num_passes else reversed(possible_passes(run, num_ranks, machine))
     needed = (rank_memory(run, num_ranks, checkpointing, machine.device, n).total for n in possible)
@@ -241,7 +244,10 @@ def fits(
 def plan_passes(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
 ) -> Passes:
-    """Chooses passes that fit into `machine`'s memory. Estimates their memory on `device`."""
+    """Chooses passes that fit into `machine`'s memory.
+
+    The returned peak memory is that on `device`, "cpu" or "cuda".
+    """
     merged = choose_num_merged(run, num_ranks, machine, checkpointing)
     passes = choose_num_passes(run, num_ranks, machine, checkpointing) if merged == 1 else 1
     memory = rank_memory(run, num_ranks, checkpointing, device, passes, merged)
@@ -277,9 +283,9 @@ def choose_num_merged(
 ) -> int:
     """Returns how many micro-batches to merge into a pass to minimise the passes per window.
 
-    A pass must fit into memory. On a single rank, which gathers no weights, a pass has at most
-    MOST_MERGED_TOKENS. Returns 1 for RMU, which cannot merge, and on a CPU, where larger passes
-    are no faster (FINDINGS).
+    A pass must fit into memory. A single rank gathers no weights, so its passes only need to fill
+    the GPU: they have at most MOST_MERGED_TOKENS. Returns 1 for RMU, which cannot merge, and on a
+    CPU, where larger passes are no faster (FINDINGS).
     """
     tokens, window = run.micro_batch * run.model.seq_len, run.micro_batches_per_step
     if machine.device != "cuda" or run.objective.kind == MISDIRECTION:

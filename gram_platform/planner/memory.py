@@ -26,7 +26,6 @@ from gram_platform.config.routing import (
 )
 from gram_platform.config.training import DISTILLATION, RESERVED_UNITS
 
-# Token ids are int64.
 INDEX_BYTES = 8
 FLOAT_BYTES = 4
 # A norm keeps two numbers for each token.
@@ -69,7 +68,7 @@ def model_weights(
 ) -> tuple[Weight, ...]:
     """Lists the parameters of `model.transformer.Transformer`, grouped as in `train.sharding`.
 
-    A module MLP of a domain in `own_groups` is a group of its own (see `Sharing`).
+    If a domain is in `own_groups`, its module's MLP is a group of its own (see `Sharing`).
     """
     d_model, vocab = config.d_model, config.vocab_size
     weights = [
@@ -147,7 +146,7 @@ def count_saved_bytes(
 
     Returns (bytes in each layer, bytes outside the layers). `width` is the bytes per value in the
     forward pass. `active` contains the domains of a route's active modules, and `trained` the
-    parameter sets that are trained. If `is_mixed`, a pass contains several routes, and modules copy
+    trained parameter sets. If `is_mixed`, a pass contains several routes, and modules copy
     the sequences that they read.
     """
     shared, core = SHARED in trained, CORE_MLP in trained and config.d_mlp > 0
@@ -186,7 +185,7 @@ def _attention(
     trained: Collection[str],
     kernel: str,
 ) -> int:
-    """Counts the bytes kept by the first norm, attention and the active modules' heads.
+    """Counts the bytes per token that the first norm, attention and active modules' heads keep.
 
     Rotated queries and keys are one tensor. Values are a slice of the projection's output, which is
     kept whole. The memory-efficient GPU kernel, and the CPU kernel in float32, repeat keys and
@@ -220,7 +219,7 @@ def _mlps(
     trained: Collection[str],
     is_mixed: bool,
 ) -> int:
-    """Counts the bytes of the second norm, the core MLP, and the active LoRAs and MLP modules.
+    """Counts the bytes per token that the second norm, core MLP and active modules keep.
 
     SwiGLU keeps the gate before and after its activation, and the value that the gate multiplies.
     """
@@ -252,7 +251,7 @@ def _mlps(
 
 
 def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: int) -> int:
-    """Counts the loss's peak bytes: the logits, their gradient and float32 tensors.
+    """Counts the peak bytes of the loss of a pass: logits, their gradient and float32 tensors.
 
     Objectives in FLOAT_LOGITS keep float32 tensors for all tokens. Cross-entropy keeps them for
     only some of the tokens at a time.
@@ -272,8 +271,9 @@ class Memory:
     """Bytes on the rank that needs the most memory, from the second step on.
 
     The parts do not all exist at once, and `total` is the peak. A backward pass starts
-    with all `activations` and `logits`. It then keeps only `kept_logits`, gathers the layers
-    one by one, and recomputes them if activations are checkpointed. The new gradients at the end
+    with all `activations` and all tensors of the loss (`logits`). Of the latter, it then keeps only
+    those in the run's precision (`kept_logits`). It gathers the layers one by one, and recomputes
+    them if activations are checkpointed. The new gradients at the end
     (`reduction`) are added to `gradients`, which remain until the optimizer step.
     """
 
@@ -317,7 +317,7 @@ def rank_memory(
     """Estimates the memory of rank 0, which has the most rows of every parameter.
 
     The arguments are as in `Learner`. Assumes that the run is not compiled, because compilation may
-    fail. A compiled run needs no more memory: it stores no float32 logits.
+    fail. A compiled run does not need more memory: it stores no float32 logits.
     """
     width, sharing = BYTES[run.precision], sharing_of(run.model, run.precision, num_ranks, device)
     kernel, batch = model_kernel(device, width, run.model), evaluation_batch(run.model, device)
@@ -354,7 +354,6 @@ def rank_memory(
         inputs = below.num_layers * width * below.d_model
         activations = tokens * (inputs + max(outside for _, outside in saved))
         recomputed = tokens * max(max(layers) for layers, _ in saved)
-    # The bytes of logits and gathered weights in an evaluation during training.
     evaluation, points = 0, run.eval_points
     if points.num_points:
         whole = sum(shards * w.shard(0, shards) for w in weights) if shards > 1 else 0
@@ -388,10 +387,7 @@ def _num_values(weights: Iterable[Weight]) -> int:
 def _most_trained(
     run: RunConfig, weights: Collection[Weight], routes: list[Route]
 ) -> frozenset[str]:
-    """Returns the parameter sets of the window that trains the most parameters.
-
-    Chooses the window's routes greedily.
-    """
+    """Returns the parameter sets trained by the window with the most trained parameters."""
     num_routes = 1 if run.routing.accumulation == "uniform" else run.micro_batches_per_step
     sizes = _set_sizes(weights)
     chosen: frozenset[str] = frozenset()
@@ -411,7 +407,7 @@ def _set_sizes(weights: Iterable[Weight]) -> Counter[str]:
 def _num_gathered(
     weights: Iterable[Weight], routes: list[Route], num_ranks: int, keeps: bool
 ) -> int:
-    """Counts the weight values gathered at once.
+    """Counts the most weight values that a rank has gathered at a time.
 
     A rank gathers the embedding or head, a block and the next block. If `keeps` is true, the
     embedding, head and all blocks stay gathered.
@@ -440,8 +436,8 @@ def _gradients(
     On one process, a backward pass computes gradients in the run's precision and adds them to
     float32 gradients. A GPU first converts them to float32, one parameter set at a time. With
     several ranks, each rank keeps whole float32 gradients until the window's last pass, which
-    reduces group by group. The last group is the embedding, which also needs its new gradient and a
-    float32 copy. If every pass is reduced, a rank keeps only the gradients of its rows.
+    reduces them group by group. The last group is the embedding, which also needs its new gradient
+    and a float32 copy. If every pass is reduced, a rank keeps only the gradients of its rows.
     """
     whole = FLOAT_BYTES * _num_values(trained)
     last = _num_values(w for w in trained if w.group == EMBEDDING)

@@ -39,7 +39,10 @@ NONE_BEGUN: Mapping[str, int] = {}
 
 
 def fewest_ranks(run: RunConfig, machine: Machine, checkpointing: bool = False) -> int | None:
-    """Returns the fewest ranks that divide the micro-batch and fit into memory, or None."""
+    """Returns the smallest number of ranks on which a run fits into memory, or None.
+
+    Tries only divisors of the micro-batch.
+    """
     return next((n for n in _divisors(run) if fits(run, n, machine, checkpointing)), None)
 
 
@@ -51,14 +54,13 @@ def _divisors(run: RunConfig) -> list[int]:
 class Ranks:
     """The number of ranks of each run in a study.
 
-    AUTO means the fewest ranks that fit into memory, until `StudyWork.choose` replaces it.
+    AUTO means the smallest number that fits into memory. `StudyWork.choose` replaces AUTO.
     """
 
     number: int = 1
     # Overrides `number` for single sizes.
     of_size: tuple[tuple[str, int], ...] = ()
     machine: Machine = MACHINES["cpu"]
-    # Whether every block's activations are checkpointed.
     checkpointing: bool = False
     # The limit of `choices` by size, "" for all other sizes. By default, the fewest ranks.
     most: tuple[tuple[str, int], ...] = ()
@@ -75,7 +77,7 @@ class Ranks:
     def of(self, run: RunConfig, size: str) -> int:
         """Returns a run's number of ranks, which divides its micro-batch.
 
-        Raises ValueError for AUTO if the run does not fit into memory on any number of ranks.
+        Raises ValueError if the number is AUTO and no number of ranks has enough memory.
         """
         if number := dict(self.of_run).get(run.run_id):
             return number
@@ -152,8 +154,8 @@ def one_rank_hours(nodes: Sequence[Node], machine: Machine) -> dict[str, float]:
 class StudyWork:
     """The nodes of a study with their hours on one rank.
 
-    The largest run of a group determines the group's memory and communication. `share` is the
-    fraction of a GPU that a one-rank run gets. On half a GPU, a run is assumed to take twice as
+    The largest run of a `RunGroup` determines memory and communication of all its runs. `share` is
+    the fraction of a GPU that a one-rank run gets. On half a GPU, a run is assumed to take twice as
     long, although small runs take less.
     """
 
@@ -177,11 +179,15 @@ class StudyWork:
         """Chooses the number of ranks for each size that the user left at AUTO.
 
         Considers the numbers that fit into memory and need at most MOST_HOURS times the fewest
-        GPU-hours. Of these, takes the number with which the study ends earliest, and the smallest
-        if several do. `num_slots` is the number of GPUs in the cluster, or 0 if it grows with
-        demand. `begun` maps ids of runs that have begun to their numbers of ranks, which are fixed.
-        Raises ValueError if a size does not fit into memory on any number of ranks up to
-        `num_slots`, or on the number that the user chose.
+        GPU-hours. Takes the number with which the study ends earliest. Of several such numbers,
+        takes the smallest.
+
+        `num_slots` is the number of GPUs in the cluster, or 0 if it grows with demand. `begun` maps
+        ids of runs that have begun to their numbers of ranks, which are fixed.
+
+        Raises ValueError in two cases:
+        - The user chose a number of ranks on which a size does not fit into memory.
+        - No number of ranks up to `num_slots` has enough memory for a size at AUTO.
         """
         self.require_memory()
         hours: dict[str, float] = defaultdict(float)
@@ -229,11 +235,10 @@ class StudyWork:
                 raise invalid("num_workers", number, expected)
 
     def _memory_bytes(self, num_ranks: int) -> float:
-        """Returns a rank's memory: all of the machine's, or `share` of it in a one-rank run."""
         return self.machine.memory_bytes * (self.share if num_ranks == 1 else 1.0)
 
     def _possible(self, size: str, num_slots: int) -> list[int]:
-        """Lists the rank counts, in ascending order, on which a size fits at an acceptable cost."""
+        """Lists the numbers of ranks that `choose` considers for a size, in ascending order."""
         runs = [run for group, run in self._largest.items() if group.size == size]
         widest = max(runs, key=lambda run: run.micro_batch)
         numbers = [n for n in _divisors(widest) if all(self._fits(run, n) for run in runs)]
@@ -273,9 +278,9 @@ class StudyWork:
     def forecast(
         self, num_slots: int, ranks: Ranks | None = None, done: Collection[str] = ()
     ) -> Forecast:
-        """Predicts how long the nodes not in `done` take if no machine crashes.
+        """Predicts how long all nodes that are not in `done` take if no machine crashes.
 
-        `num_slots` is as in `choose`. Raises ValueError if a node needs more slots.
+        `num_slots` is as in `choose`. Raises ValueError if a node needs more slots than that.
         """
         ranks = ranks or self.ranks
         # A slot is the share of a GPU that a run of one rank gets.

@@ -22,8 +22,8 @@ class Compilation:
 
     A function that fails is called again uncompiled, so it must be pure. If it fails again, its
     error is raised. If a function has run compiled in a forward pass, its recomputation in the
-    backward pass is compiled too, because both must save the same tensors. A rank can fall back
-    while others do not, since compiled functions do not communicate.
+    backward pass is compiled too, because both must save the same tensors. One rank can run
+    uncompiled while others run compiled, since compiled functions do not communicate.
     """
 
     def __init__(self, backend: str | Callable = "inductor"):
@@ -35,7 +35,7 @@ class Compilation:
         torch._dynamo.utils.counters.clear()
         torch._dynamo.config.recompile_limit = MAX_GRAPHS
         # Compiles a backward pass with its forward pass, because an error in the middle of a
-        # backward pass cannot be handled. Some versions of torch lack the switch.
+        # backward pass cannot be handled.
         if hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):
             torch._functorch.config.force_non_lazy_backward_lowering = True
         self.backend = backend
@@ -60,9 +60,9 @@ class Compilation:
     def attempt(
         self, compiled: Callable[..., Result], plain: Callable[..., Result], *inputs
     ) -> Result:
-        """Calls `compiled`, or `plain` if this or another compiled function has failed.
+        """Calls `compiled`. If it fails or another function failed earlier, calls `plain`.
 
-        Raises out-of-memory errors.
+        Does not catch out-of-memory errors.
         """
         if self.has_failed and compiled not in self.used:
             return plain(*inputs)
@@ -117,8 +117,7 @@ def fuse_cross_entropy(
     It takes a pass's logits, targets and weights, the number of losses and a function `plain`. It
     returns the losses [M], or the result of `plain()` if compiling fails. Two compiled functions,
     for the losses and for the gradient, convert and scale the logits while reading them. On a GPU,
-    this moves at most 8 bytes per 2-byte logit: it reads the logit three times and writes its
-    gradient once. Separate operations move 32 bytes.
+    this moves at most 8 bytes per 2-byte logit. Separate operations move 32 bytes.
 
     Shapes: B sequences, T tokens, V vocabulary, N = B x T, M micro-batches of a pass.
     """
@@ -184,7 +183,7 @@ def logits_gradient(
 ) -> Tensor:
     """Returns (softmax - one-hot target) x scale in the logits' dtype.
 
-    The statistics of the logits are from `token_losses`.
+    `largest_N1` and `logsum_N1` are from `token_losses`.
     """
     p_NV = (logits_NV.float() - largest_N1 - logsum_N1).exp()
     is_target_NV = torch.arange(logits_NV.shape[1], device=logits_NV.device) == targets_N1

@@ -33,7 +33,9 @@ class Separator:
         return (windows == np.array(self.tokens)).all(-1)
 
     def of_responses(self, sequences: np.ndarray) -> np.ndarray:
-        """Returns which targets are in responses or end one, bool [num_sequences, seq_len].
+        """Returns which targets belong to a response, bool [num_sequences, seq_len].
+
+        A response includes the token that ends its document.
 
         A sequence begins inside a response if a document ends before the first separator. Otherwise
         it begins in a prompt.
@@ -52,7 +54,7 @@ class Separator:
 class ScheduleReader:
     """Reads the micro-batches of a run's schedule.
 
-    `arrays` has [num_sequences, seq_len + 1] tokens of every domain. `permuted` means that the rows
+    `arrays` maps domains to tokens [num_sequences, seq_len + 1]. `permuted` means that the rows
     are stored in the order of the domain's permutation. Otherwise the reader permutes them. An
     objective that counts only responses needs a `separator`.
     """
@@ -88,7 +90,7 @@ class ScheduleReader:
         """Returns a rank's loss weights: (float32 [micro_batch / num_ranks, seq_len],).
 
         Prompt tokens have weight 0. All response tokens have the same weight, such that the mean
-        over all ranks is 1. Returns () if there is no separator.
+        weight of the micro-batch's tokens is 1. Returns () if there is no separator.
         """
         if self.separator is None:
             return ()

@@ -38,12 +38,12 @@ def domain_losses(
     num_sequences: int,
     active: Active,
 ) -> dict[str, float]:
-    """Returns each domain's mean cross entropy per token, in nats, over its first rows.
+    """Returns each domain's mean cross entropy in nats per token of its first `num_sequences` rows.
 
     `active(domain)` returns the module weights for a domain's batches. All ranks must call this.
-    Each measures every `num_ranks`th batch, but returns all losses. Batches are never split, so
-    the losses are bitwise equal on any number of ranks. A rank without a batch repeats the last
-    one, so that all ranks make the same number of passes.
+    Each rank evaluates every `num_ranks`th batch, but returns all domains' losses. Batches are not
+    split, so the losses are bitwise equal on any number of ranks. A rank without a batch repeats
+    the last one, so that all ranks make the same number of passes.
     """
     batches = _batches(learner.config.model, arrays, domains, num_sequences, learner.device)
     losses = [torch.zeros((), device=learner.device)] * len(batches)
@@ -102,7 +102,7 @@ def profile_losses(
     num_sequences: int,
     profiles: Sequence[Active],
 ) -> list[dict[str, float]]:
-    """Returns every profile's `domain_losses`, bitwise equal to separate calls.
+    """Returns every profile's `domain_losses`, bitwise equal to those of separate calls.
 
     For each batch, the first block's trunk runs only once for all profiles without active LoRAs or
     attention heads in this block.
@@ -228,7 +228,7 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float = 1.0) -> tup
 
 
 class CachedAttention(nn.Module):
-    """Attention to the tokens of this and earlier calls. Calls after the first have one token."""
+    """Attention to the tokens of this and earlier calls. Each later call takes one token."""
 
     def __init__(self, attention: Attention):
         super().__init__()

@@ -69,12 +69,14 @@ class Learner:
     ):
         """Builds the model from `start` (weights by name) and the seed, as `starting_weights` does.
 
-        With `activation_checkpointing`, blocks keep only their inputs and recompute the rest in the
-        backward pass, which saves memory, costs time and leaves results bitwise equal. `compiled`
-        compiles blocks and loss until compiling fails. `num_passes` splits this process's share of
-        a micro-batch into passes, to save memory. `num_merged` is the most micro-batches that share
-        a pass, for fewer and larger products, and must be 1 for misdirection. Either `num_passes`
-        or `num_merged` must be 1. Both change the gradient only by rounding.
+        - `activation_checkpointing`: Blocks keep only their inputs and recompute the rest in the
+          backward pass. This saves memory, costs time and leaves results bitwise equal.
+        - `compiled`: Blocks and loss are compiled. If that fails, they run uncompiled.
+        - `num_passes`: Splits this process's share of a micro-batch into passes, to save memory.
+        - `num_merged`: The most micro-batches that share a pass, for fewer and larger matrix
+          products. Must be 1 for misdirection.
+
+        Either `num_passes` or `num_merged` must be 1. Both change the gradient only by rounding.
         """
         assert 1 in (num_passes, num_merged)
         self.config, self.num_passes, self.num_merged = config, num_passes, num_merged
@@ -109,7 +111,6 @@ class Learner:
         with torch.device("meta"):
             compute = Transformer(self.config.model)
         compute.to(DTYPES[self.config.precision]).to_empty(device=self.device)
-        # The rotary tables stay float32.
         compute.rotary = master.rotary
         compute_sets = parameters_by_set(compute)
         self._copies = {
@@ -133,7 +134,7 @@ class Learner:
 
     @torch.no_grad()
     def teach(self, tokens_BT: Tensor, number: int) -> Sequence[Tensor | None]:
-        """Returns teacher logits for each of `number` micro-batches, or None without a teacher."""
+        """Returns teacher logits of `number` micro-batches, each None if there is no teacher."""
         if self.teacher is None:
             return [None] * number
         return self.teacher.forward(tokens_BT, NO_MODULES).chunk(number)
@@ -148,7 +149,7 @@ class Learner:
     def forward(
         self, tokens_BT: Tensor, active: ActiveModules, num_trained: int | None = None
     ) -> Tensor:
-        """Returns logits_BTV with the modules in `active` switched on, as `Transformer` does."""
+        """Returns logits_BTV with the modules in `active` switched on."""
         return self.model(tokens_BT, active, num_trained)
 
     def losses(self, logits: TargetLogits, number: int) -> Tensor:
@@ -217,7 +218,7 @@ class Learner:
         """Copies this process's rows of the training state to the CPU, without communication.
 
         Weights are named `model.<name>`, and AdamW's states
-        `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`. A set that never stepped has no states.
+        `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`. A set that was never updated has no states.
         Copies from a GPU are complete after `staging.wait`.
         """
         copies = self.staging.copy({name: self._local(value) for name, value in self._tensors()})
@@ -292,7 +293,8 @@ def starting_weights(
 
     If `start` has the name, the piece holds this process's rows of the start (`rows_of`). Otherwise
     it holds all rows, drawn from the seed. `start` can be empty, or lack modules that a branch adds
-    to its base. Raises ValueError if other names, or shapes, differ from the model's.
+    to its base. Raises ValueError if it lacks any other parameter, or has one that the model lacks
+    or that has another shape in the model.
     """
     left = dict(start)
     for name, shape in parameter_shapes(config.model).items():
@@ -331,12 +333,12 @@ def add_noise(config: RunConfig, name: str, piece: Piece) -> Piece:
 def probe_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
     """Returns the gradient norm of each module's matrices, by the module's domain.
 
-    Uses the first of `sequences` [num_sequences, seq_len + 1], which are from one domain. All
-    modules are active and get gradients, as in an unlabelled batch, and the core gets none. Biases
-    are left out: MLP outputs are summed, so the output bias has the same gradient in every module,
-    and would dominate the norm of narrow modules.
+    Uses `num_probed` micro-batches from the start of `sequences` [num_sequences, seq_len + 1],
+    which are from one domain. All modules are active and get gradients, as in an unlabelled batch,
+    and the core gets none. Biases are left out: MLP outputs are summed, so the output bias has the
+    same gradient in every module, and would dominate the norm of narrow modules.
 
-    A norm is the root mean square over `num_probed` micro-batches. Weights, optimizer states and
+    A norm is the root mean square over the micro-batches. Weights, optimizer states and
     gradients do not change. All ranks must call this.
     """
     config = learner.config

@@ -92,8 +92,8 @@ def _accumulate_gradients(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Runs all micro-batches forward and backward. Returns (cross entropies, minimised losses).
 
-    Both are means over ranks, one for each micro-batch. They are read from the device once per
-    window, because a read waits for all queued work.
+    Both are means over ranks, one for each micro-batch. They are copied from the device only once
+    per window, because copying waits for all queued work.
     """
     num_losses, ranks = len(window) * learner.num_passes, (learner.rank, learner.num_ranks)
     values, num_done = torch.zeros(2, len(window), device=learner.device), 0
@@ -154,8 +154,8 @@ def active_rows(
 ) -> tuple[ActiveModules, int | None]:
     """Returns a pass's active modules, and how many of its first sequences train the core.
 
-    Each micro-batch has `num_rows` sequences. The second value is None if all or none train the
-    core.
+    Each micro-batch has `num_rows` sequences. The second value is None if all sequences or no
+    sequences train the core.
     """
     routes = [micro_batch.route for micro_batch in micro_batches]
     rows = torch.arange(len(routes) * num_rows).view(-1, num_rows)

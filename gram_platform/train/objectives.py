@@ -185,17 +185,17 @@ class Misdirection:
 
     On forget domains the target is a fixed random vector of norm `steering`. Before scaling, its
     components are drawn from the seed, uniformly in [0, 1), as in the authors' code. On other
-    domains the target is the layer's output at the start of the run. The parameters `above` the
-    layer are never trained. The cross entropy computed with them is only reported, without a
-    gradient.
+    domains the target is the layer's output with the weights at the start of the run. The
+    parameters `above` the layer are never trained. The cross entropy computed with them is only
+    reported, without a gradient.
     """
 
     def __init__(
         self, config: RunConfig, model: Transformer, frozen: Transformer, run_frozen: Callable
     ):
-        """`run_frozen(tokens_BT, active)` runs `frozen`.
+        """`run_frozen(tokens_BT, active)` runs the model `frozen`.
 
-        `frozen` has the layers up to the compared one, with the weights of the run's start.
+        `frozen` has the layers up to the compared one, with the weights at the start of the run.
         """
         self.objective, self.run_frozen = config.objective, run_frozen
         values_D = uniforms(hash_key(config.seed, MISDIRECTION), np.arange(config.model.d_model))

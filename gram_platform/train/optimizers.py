@@ -1,7 +1,7 @@
 """Updates parameter sets: learning rate, an AdamW for each set, clipping, and norms by set.
 
-Functions take lists of tensors, so that a GPU needs few kernels. Of a sharded tensor, they use only
-this rank's rows.
+Functions take lists of tensors, so that a GPU needs few kernels. If a tensor is sharded, they use
+only this rank's rows.
 """
 
 import math
@@ -111,7 +111,6 @@ def _norms(groups: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
 
 
 def _tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns every tensor's norm. A sharded tensor's norm is over the rows of all ranks."""
     norms = torch.stack(torch._foreach_norm(_locals(tensors)))
     if not _is_sharded(tensors[0]):
         return norms
@@ -127,5 +126,5 @@ def _locals(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _is_sharded(tensor: Tensor) -> bool:
-    """Returns True for a DTensor, without importing its class, which takes half a second."""
+    """Returns True for a DTensor, without the half second of importing its class."""
     return hasattr(tensor, "to_local")

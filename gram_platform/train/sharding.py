@@ -89,7 +89,8 @@ class ShardedLearner(Learner):
     def _warm_up(self) -> None:
         """Runs a first pass with all weights trainable.
 
-        In its first pass, FSDP2 fixes the dtype of gradient reductions, only of trainable weights.
+        In its first pass, FSDP2 fixes the dtype in which it will reduce a weight's gradient, but
+        only if the weight is trainable then.
         """
         for parameter in self.model.parameters():
             parameter.requires_grad_(True)
@@ -119,7 +120,7 @@ class ShardedLearner(Learner):
             self._reshard()
 
     def train_only(self, trained: frozenset[str]) -> None:
-        """Reshards before the trained sets change.
+        """Reshards all weights first if `trained` differs from the last call.
 
         Weights that stayed gathered would keep the old requires_grad, and get wrong gradients
         without an error.
@@ -145,7 +146,7 @@ class ShardedLearner(Learner):
         loss.backward()
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """Sums `values` over ranks with one all-reduce, possibly in place."""
+        """Sums `values` over ranks with one all-reduce, which may overwrite them."""
         total = values.to(self.device)
         dist.all_reduce(total)
         return total
