@@ -1,6 +1,6 @@
 """Runs the commands of `gram`.
 
-A command's module is imported when the command runs, because torch, Ray and MLflow take seconds.
+A command's module is imported only to run it, because importing torch, Ray or MLflow takes seconds.
 """
 
 import ast
@@ -72,7 +72,6 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(arguments: list[str]) -> None:
     name, rest = (arguments or [""])[0], arguments[1:]
     if name == "run" and rest and rest[0] not in ("-h", "--help"):
-        # Each study has flags of its own.
         import_module(f"{__name__}.run").run_named(rest[0], rest[1:])
     elif name in COMMANDS:
         from gram_platform.studies.flags import parse
@@ -112,7 +111,6 @@ def overview() -> str:
 
 
 def _about(name: str) -> str:
-    # Imports no module of a command.
     tree = ast.parse(Path(__file__).with_name(f"{COMMANDS[name]}.py").read_text(encoding="utf-8"))
     [function] = [node for node in tree.body if getattr(node, "name", "") == f"{name}_command"]
     return ast.get_docstring(function).split("\n")[0]

@@ -24,8 +24,8 @@ def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
     """Read a whole storage and verify its hashes, without changing anything.
 
     The exit code is 1 if something is lost or damaged, or if a run's weights have changed since a
-    result was computed from them. It is 2 if the only problem is missing read permission.
-    MLflow's files and the site are not checked.
+    result was computed from them. It is 2 if the only problem is missing read permission. MLflow's
+    files and the folder `site` are not checked.
 
     Args:
         exports: folders of `gram export` that are checked too
@@ -62,7 +62,8 @@ def _problems(check: Callable[[], object]) -> list[str]:
 def _checks(store: Store, unknown: list[str]) -> Iterator[Check]:
     """Yields all checks of a storage.
 
-    A check adds a node's id to `unknown` if the node's result does not name the weights used.
+    The checks add to `unknown` the ids of nodes whose results do not name the weights that they
+    were computed from.
     """
     if store.is_local:
         for path, kind in special_entries(store.root):
@@ -115,10 +116,6 @@ def _read_data(store: Store, data_id: str) -> None:
 
 
 def _read_run(run: RunDirectory) -> None:
-    """Reads a run's metrics and its weights, or its checkpoints if it has no result yet.
-
-    Skips weights that were removed on purpose.
-    """
     from gram_platform.store.shards import read_checkpoint
 
     run.records()
@@ -136,7 +133,6 @@ def _read_evaluation(place: EvaluationDirectory) -> None:
 
 
 def _read_weights(directory) -> None:
-    # Opening compares them with their hash.
     with directory.open_weights():
         pass
 

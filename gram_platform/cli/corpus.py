@@ -23,18 +23,19 @@ def prepare_command(
     core_tokenizer: Switch = False,
     check_only: Annotated[Switch, tyro.conf.arg(name="check")] = False,
 ) -> None:
-    """Pack a corpus: a catalog name, folder, file, .json of globs, .toml recipe or hf:// URL.
+    """Pack a corpus into sequences of tokens.
 
     Args:
-        corpus: the corpus to pack
+        corpus: a catalog name, folder, file, .json of globs, .toml recipe or hf:// URL
         out: folder for packed corpora; each gets a subfolder named after its data_id
-        core_label: labels that form core, separated by commas; default: core, or the catalog's
+        core_label: labels whose text forms core, separated by commas; default: the label `core`,
+            or the labels that the catalog names
         seq_len: tokens per sequence
         vocab_size: size of the tokenizer to train, or the maximum size of a given tokenizer
         tokenizer: a tokenizer.json or a name on the hub; default: train one on the corpus
-        core_tokens: core tokens to download from the hub; default: the catalog's number
+        core_tokens: number of core tokens to download from the hub; default: the catalog's number
         aux_share: auxiliary tokens to download from the hub, as a fraction of the core tokens;
-            default: the catalog's
+            default: the catalog's fraction
         core_tokenizer: train the tokenizer only on the text of core
         check_only: open one record of every source, validate its fields and count the labels, but
             pack nothing

@@ -46,7 +46,7 @@ def eval_command(
     precision: Literal["float32", "bfloat16"] = "float32",
     out: Place = "",
 ) -> None:
-    """Score profiles of a run on tasks of the LM Evaluation Harness (needs the extra `eval`).
+    """Evaluate profiles of a run on tasks of the LM Evaluation Harness (needs the extra `eval`).
 
     Scores are stored and reused. If a small model only guesses, its accuracy says little. Compare
     the bits per byte of the right answers instead.
@@ -57,7 +57,7 @@ def eval_command(
         profiles: profiles to compare, such as core, core+virology or all
         include_path: folder with your own task files (.yaml)
         limit: number of documents of each task, starting with the first (default: all)
-        num_fewshot: examples before each question (default: the task's number)
+        num_fewshot: number of solved examples before each question (default: as the task defines)
         device: cpu or cuda
         precision: float32 or bfloat16
         out: .csv file to write the table to
@@ -108,10 +108,12 @@ def export_command(
         out: a new or empty folder
         modules: modules to switch on, such as virology,lisp=0.5; "" is core alone
         all_modules: switch on every module
-        sources: virology=RUN_ID chooses the run if several trained a module (FT-LoRA, FT-MLP)
+        sources: run to take a module from if several runs trained it (FT-LoRA, FT-MLP), such as
+            virology=RUN_ID
         dtype: data type of the checkpoint
         max_file_gb: maximum size of a file; larger checkpoints are split
-        check: `own` compares the files with the view; `transformers` also runs them in that library
+        check: `own` compares the files with the view; `transformers` also runs the files in the
+            library transformers
         push: ORG/NAME of the Hugging Face repository to upload to; new repositories are private
         register: model in MLflow's registry that gets the checkpoint as a new version
     """
@@ -182,7 +184,7 @@ def import_command(
     Args:
         checkpoint: a folder with config.json and safetensors files
         storage: folder or URL of the storage; created if absent
-        seq_len: sequence length of runs that start from it; default: the model's maximum
+        seq_len: sequence length of runs that start from the model; default: the model's maximum
     """
     from gram_platform.release.importing import import_checkpoint, read_config
 
@@ -218,19 +220,19 @@ def serve_command(
     threads: int = 1,
     ray_address: Text = "",
 ) -> None:
-    """Serve a run over HTTP, with the modules that a caller's token allows, until Ctrl-C.
+    """Serve a run over HTTP, with the modules that a caller's API token allows, until Ctrl-C.
 
     Args:
         run_id: a complete run, such as a GRAM run
-        policy: file that maps tokens to profiles, and profiles to modules
-        host: address to listen on; the default is for this machine only, so a container behind a
-            proxy needs another
+        policy: file that maps API tokens to profiles, and profiles to modules
+        host: address to listen on; the default accepts only callers on this machine, so a
+            container behind a proxy needs another address
         port: port to listen on; 0 picks a free port
-        replicas: processes, each with its own copy of the model
-        rows: completions that one replica generates at once
-        waiting: maximum number of waiting requests; others are rejected with status 429
-        max_requests: maximum number of running and waiting requests of a token, unless the policy
-            sets another; others are rejected with status 429
+        replicas: number of processes, each with its own copy of the model
+        rows: number of completions that one replica generates at once
+        waiting: maximum number of waiting requests; further ones are rejected with status 429
+        max_requests: maximum number of running and waiting requests of an API token, unless the
+            policy sets another number; further ones are rejected with status 429
         deadline: seconds after which a request is abandoned
         precision: float32 or bfloat16
         device: cpu or cuda
@@ -270,15 +272,16 @@ def token_command(
     metrics: Switch = False,
     max_requests: show_as(int | None, "INT") = None,
 ) -> None:
-    """Create a token, add its hash to a policy, and print the token, which is not stored.
+    """Create an API token, add its hash to a policy, and print the token, which is not stored.
 
     Args:
         name: the owner's name, for the policy and logs
         profiles: profiles that the token may use
         policy: the policy file, which must define these profiles
-        default: profile of requests that do not choose one; required with several profiles
+        default: profile for requests that do not choose one; required with several profiles
         metrics: allow the token to read /metrics
-        max_requests: maximum number of running and waiting requests; default: that of `gram serve`
+        max_requests: maximum number of the token's running and waiting requests; default:
+            --max-requests of `gram serve`
     """
     from gram_platform.release.serving.policy_file import add_token
 

@@ -44,7 +44,7 @@ def rebuild_report(store: Store, study: str, tracking_uri: str, as_json: bool) -
     """Rewrites a study's report and tables, and prints a summary.
 
     Reads MLflow if `tracking_uri` is set, otherwise the storage. Raises ValueError if the study is
-    unknown or lacks a complete baseline or evaluation.
+    unknown, or has no complete baseline with an evaluation.
     """
     record = load_record(store, study)
     store.open_for_writing()
@@ -94,10 +94,10 @@ def say_files(paths: Mapping[str, str]) -> None:
 
 
 def report_from_mlflow(study: str, tracking_uri: str, out: str, as_json: bool = False) -> None:
-    """Prints a study's tables, fits and claims, and writes its files to `out` unless that is "".
+    """Prints a study's tables, fits and claims, and writes its files to `out`.
 
-    Raises ValueError if MLflow lacks the study or `out` is not writable, and TrackingUnavailable if
-    MLflow is unreachable.
+    If `out` is "", writes no files. Raises ValueError if MLflow lacks the study or `out` is not
+    writable, and TrackingUnavailable if MLflow is unreachable.
     """
     folder = local_path("out", out)
     if out:
@@ -117,10 +117,11 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str, as_json: bool = 
 
 
 def write_replicated(folder: str, out: str, is_beside: bool) -> None:
-    """Writes tables and reports of the studies in `folder` (if "", of the published studies).
+    """Writes tables and reports of the studies in `folder`.
 
-    `out` becomes a storage without runs. Raises ValueError before the first fit if the losses are
-    invalid or `out` is not writable.
+    If `folder` is "", writes those of the published studies. `out` becomes a storage without runs.
+    Raises ValueError before the first computation if the losses are invalid or `out` is not
+    writable.
     """
     started, place, prepared = time.monotonic(), str(local_path("out", out)), []
     if folder:

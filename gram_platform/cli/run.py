@@ -57,7 +57,7 @@ def run_with_studies() -> Any:
 
 
 def list_with_kinds() -> Any:
-    """Returns a tyro type with a subcommand per kind, for shell completion of `gram list`."""
+    """Returns a tyro type with a subcommand per kind of list, for completion of `gram list`."""
     return _subcommands({what: partial(list_command, what) for what in LISTINGS})
 
 
@@ -92,8 +92,8 @@ def list_command(
     """List what `gram run` can use: studies, methods, presets, corpora, sizes or mixtures.
 
     Args:
-        what: what to list (`sizes`: layers, widths and parameters; `mixtures`: tokens and
-            share of each hub dataset)
+        what: what to list (`sizes`: layers, widths and parameters; `mixtures`: number of tokens and
+            share of all tokens for each hub dataset)
         study: the study whose presets, sizes or mixtures are listed (default: all studies)
     """
     of_study = what in ("presets", "sizes", "mixtures")

@@ -28,7 +28,6 @@ from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.store.root import StudyEntries, describe_cordoned, read_cordoned
 from gram_platform.studies.flags import Switch, Text
 
-# `gram status` counts runs instead if there are more.
 MOST_LISTED = 200
 
 
@@ -42,9 +41,9 @@ def status_command(
     """List every run of a storage: state, step, speed, and what unfinished runs still need.
 
     Runs are sorted by study, size, method, profile and seed. A run that several studies share is
-    listed once, under all their names. If there are more than 200 runs, counts by study, size,
-    method and state come first, and only failed and interrupted runs are listed. The last lines
-    show machines that a study's last submission avoided because a device failed a test.
+    listed once, under all their names. If there are more than 200 runs, the numbers of runs by
+    study, size, method and state come first, and only failed and interrupted runs are listed. The
+    last lines show machines that a study's last submission avoided because a device failed a test.
 
     Args:
         study: a submitted study, to list only its runs (default: all)
@@ -124,10 +123,7 @@ def _studies_of(store: Store) -> dict[str, list[str]]:
 
 
 def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple[str]:
-    """Estimates what an unfinished run still needs.
-
-    Returns (text, hours left, bytes of storage), or (text,) if the config cannot be read.
-    """
+    """Returns (text, hours left, bytes of storage), or (text,) if the config cannot be read."""
     try:
         config = run.config_as(run_from_plain)
     except ValueError:
@@ -197,7 +193,7 @@ def compare_command(
 
     Args:
         first: beginning of a run's id or name
-        second: the same for another run
+        second: beginning of another run's id or name
     """
     store = open_existing(storage)
     ids = [find_run(store, run) for run in (first, second)]
@@ -256,10 +252,9 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
 
 
 def _find_needed_view(node: RunDirectory | EvaluationDirectory) -> View | None:
-    """Returns the view that an unfinished node starts from or evaluates.
+    """Returns the view that an unfinished node needs, or None if it needs none.
 
-    Returns None if the node is complete, has no config or needs no view. Raises ValueError if the
-    config cannot be read.
+    Raises ValueError if the config cannot be read.
     """
     if node.result() is not None or not node.folder.exists(CONFIG):
         return None

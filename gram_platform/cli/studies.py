@@ -23,7 +23,7 @@ def sync_command(
     It is safe to run the command again.
 
     Args:
-        to: mlflow, tensorboard, wandb or the tracker of an installed package; all except
+        to: mlflow, tensorboard, wandb or the tracker of an installed package; trackers other than
             mlflow get only curves, as files in --folder (for wandb, upload with `wandb sync`)
         folder: folder for the files of a tracker other than MLflow
     """
@@ -58,7 +58,7 @@ def report_command(
     out: Place = "",
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild a study's table and report; without a study, the index of all reports.
+    """Rebuild a study's table and report, or the index of all reports if no study is named.
 
     With --tracking-uri, the results are read from MLflow, even if the study is not in the storage.
     The files of such a study are written to --out, if given.
@@ -111,9 +111,9 @@ def replicate_command(
 
     Args:
         folder: folder with losses.csv and curves.jsonl; see the page "Numbers that were
-            measured elsewhere"; default: the per-seed ratios of the paper's authors
+            measured elsewhere"; default: the compute ratios per seed from the paper's authors
         out: folder for the reports and tables, which becomes a storage
-        beside_published: with --no-beside-published, leave out the study's published results
+        beside_published: show the study's published results too; --no-beside-published omits them
     """
     from gram_platform.cli.reports import write_replicated
 

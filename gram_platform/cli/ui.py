@@ -31,14 +31,13 @@ ANSWER_TIMEOUT_S = 60.0
 ENDING_S = 5.0
 # Environment variables which show that a window can be opened.
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
-# The number of this option of Linux's prctl.
 PR_SET_PDEATHSIG = 1
 
 
 def ui_command(storage: Storage = "", port: Number = 0) -> None:
     """Open MLflow for a storage in a browser, at the newest study, and serve it until Ctrl-C.
 
-    Links in reports work with any port. MLflow is reachable only from this machine.
+    Links in reports work whichever port is used. MLflow is reachable only from this machine.
 
     Args:
         storage: folder of the storage
@@ -75,7 +74,6 @@ def ui_command(storage: Storage = "", port: Number = 0) -> None:
 
 @contextmanager
 def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen]:
-    """Runs MLflow's server within the context, then stops it together with its workers."""
     from gram_platform.tracking.database import database_uri
 
     def end_with_parent() -> None:
@@ -126,9 +124,9 @@ def _answers(server: subprocess.Popen, address: str) -> bool:
 
 
 def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
-    """Returns the newest study with charts, as (", NAME", address of its charts).
+    """Returns (", NAME", URL of the charts) for the newest study with saved views.
 
-    If there is none, returns ("", address of all runs).
+    If there is none, returns ("", URL of MLflow's list of runs).
     """
     from gram_platform.tracking import Tracker, TrackingUnavailable
     from gram_platform.tracking.database import database_uri

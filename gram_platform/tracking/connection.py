@@ -59,7 +59,7 @@ DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
 class TrackingUnavailable(RuntimeError):
-    """MLflow could not be reached, or rejected a call. A later `sync` catches up."""
+    """MLflow could not be reached, or rejected a call. A later `sync` sends what is missing."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(mask_secrets(reason))
@@ -77,7 +77,6 @@ class Connection:
         # The file of SQLite, or None for a server or another database.
         self.database = database_path(tracking_uri)
         self._client: MlflowClient | None = None
-        # "" before the first `reaching`.
         self.experiment_id = ""
         self._quiet_until, self._reason = 0.0, ""
         self._has_right_places = False
@@ -87,7 +86,10 @@ class Connection:
 
     @contextlib.contextmanager
     def reaching(self) -> Iterator[MlflowClient]:
-        """Context manager that yields the client. Raises TrackingUnavailable if MLflow fails."""
+        """Context manager that yields an MlflowClient.
+
+        Raises TrackingUnavailable if MLflow fails.
+        """
         if time.monotonic() < self._quiet_until:
             raise TrackingUnavailable(self._reason)
         try:
@@ -101,10 +103,10 @@ class Connection:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[MlflowClient]:
-        """Context manager that yields the client, like `reaching`, for calls that write.
+        """Context manager that yields an MlflowClient for calls that write. Fails like `reaching`.
 
-        If the database was moved, first corrects its artifact paths. Also raises
-        TrackingUnavailable if an artifact path does not lead into a folder `mlartifacts`.
+        If the database was moved, first corrects the artifact paths in it. Also raises
+        TrackingUnavailable if an artifact path does not lead into a folder named `mlartifacts`.
         """
         with self.reaching() as client:
             if self.database is not None and not self._has_right_places:
@@ -150,13 +152,13 @@ class Connection:
                 self.client.set_experiment_tag(self.experiment_id, key, value)
 
     def describe(self) -> None:
-        """Puts links to our views in the experiment's description, unless a user wrote it."""
+        """Writes links to saved views into the experiment's description, unless a user wrote it."""
         tags = self.experiment_tags()
         if ABOUT in tags.get(content.NOTE, ABOUT):
             self.set_experiment_tags({content.NOTE: experiment_note(tags, self.experiment_id)})
 
     def create(self, name: str, tags: Mapping[str, str], start_ms: float) -> Run:
-        """Creates a run with MLflow's own tags, such as the user and the commit."""
+        """Creates a run with `tags` and MLflow's own tags, such as the user and the commit."""
         tags = {key: text_for_people(value) for key, value in {**context_tags(), **tags}.items()}
         # Cut as MLflow cuts the end, because a rounded start could be later.
         start, name = int(start_ms), text_for_people(name, LONGEST_NAME)
@@ -167,9 +169,9 @@ class Connection:
     def write_artifacts(self, run_id: str, files: Mapping[str, bytes]) -> None:
         """Writes `files` ({path: UTF-8 content}) as a run's artifacts.
 
-        The artifacts of an SQLite database are written to the folder next to it, even if the
-        database names another folder. Raises TrackingUnavailable for an unsafe id or path, or if a
-        file would replace a folder.
+        For an SQLite database, writes to the folder `mlartifacts` next to the database, even if the
+        database names another folder. Raises TrackingUnavailable for an unsafe run id or path, or
+        if a file would replace a folder.
         """
         for file, data in files.items():
             if self.database is None:
@@ -179,7 +181,7 @@ class Connection:
                 folder.write(name, data, durable=False)
 
     def copy_artifacts(self, run_id: str, place: str, source: Path) -> str:
-        """Copies the folder `source` to `place` in a run's artifacts. Returns the copy's URI."""
+        """Copies the folder `source` to a run's artifacts at `place`. Returns the copy's URI."""
         if self.database is None:
             self.client.log_artifacts(run_id, str(source), place)
         else:
@@ -220,7 +222,6 @@ class Connection:
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         for name in ("mlflow.store.db.utils", "psycopg"):
-            # Errors are raised, so they need no log.
             logging.getLogger(name).setLevel(logging.CRITICAL)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         location, lock = None, contextlib.nullcontext()
@@ -239,7 +240,6 @@ class Connection:
         with lock:
             try:
                 if self.database is not None and not self.database.exists():
-                    # The first client makes every table.
                     create_database(self.database, lambda path: MlflowClient(database_uri(path)))
                 client = MlflowClient(self.tracking_uri)
                 self.experiment_id = _ensure_experiment(client, location)
@@ -267,7 +267,7 @@ def web_address(uri: str) -> str:
 
 
 def explain_opening(uri: str) -> str:
-    """Returns a server's address, or a command that shows a database. Hides passwords."""
+    """Returns a server's address, or a command that opens a database. Hides passwords."""
     if uri.startswith("http"):
         return web_address(uri)
     database = database_path(uri)
@@ -298,7 +298,7 @@ def require_tracking_uri(uri: str) -> None:
 
 
 def default_tracking_uri(storage: str) -> str:
-    """Returns the URI of a local storage's database. Raises ValueError for an object store."""
+    """Returns the URI of a local storage's MLflow database. Raises ValueError for object stores."""
     store = Store(storage)
     if not store.is_local:
         raise invalid(
@@ -310,7 +310,7 @@ def default_tracking_uri(storage: str) -> str:
 
 
 def require_database(uri: str) -> None:
-    """Raises TrackingUnavailable if a database's file is missing. MLflow would create a new one."""
+    """Raises TrackingUnavailable if a database's file is missing. MLflow would create the file."""
     database = database_path(uri)
     if database is not None and not database.exists():
         raise TrackingUnavailable(f"MLflow at {uri} is not available: there is no {database}")
@@ -334,16 +334,16 @@ def _ensure_experiment(client: MlflowClient, artifact_location: str | None) -> s
     if experiment.lifecycle_stage != "active":
         client.restore_experiment(experiment.experiment_id)
     for key, value in EXPERIMENT_TAGS.items():
-        # What people wrote stays.
         if key not in experiment.tags:
             client.set_experiment_tag(experiment.experiment_id, key, value)
     return experiment.experiment_id
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error, at most 300 characters, or the name of its class.
+    """Returns the first line of an error's text, cut at 300 characters.
 
-    Leaves out SQLAlchemy's note about what led to the failed call.
+    If the text is empty, returns the name of the error's class. Leaves out SQLAlchemy's prefix
+    `(raised as a result of ...)`.
     """
     text = re.sub(r"^\(raised as a result of [^)]*\)", "", explain_error(error).strip())
     lines = text.strip().splitlines()

@@ -1,9 +1,9 @@
 """Builds the URI of an SQLite database, and corrects the paths of artifacts in it.
 
-MLflow stores the absolute path of every run's artifacts in its database. In a copy, these paths
-lead to the original's files, and a person who edits the database can enter any path. So this
-package reads and writes artifacts in the folder `mlartifacts` next to the database. The stored
-paths, which MLflow's pages use, are corrected before anything is sent.
+MLflow stores the absolute path of every run's artifacts in its database. If the database is copied,
+the paths in the copy lead to the original's artifacts. A person can also enter any path into the
+database. So this package reads and writes artifacts only in the folder `mlartifacts` next to the
+database. The stored paths, which MLflow's pages use, are corrected before anything is sent.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ def require_driver(field: str, uri: str) -> None:
 
 
 def require_regular(database: Path) -> None:
-    """Raises OSError if SQLite would write to anything but a regular or new file."""
+    """Raises OSError if the database, or a journal of it, exists but is not a regular file."""
     for suffix in ("", *JOURNALS):
         path = database.with_name(database.name + suffix)
         if (kind := kind_of(path)) not in (A_FILE, ""):
@@ -101,7 +101,6 @@ def correct_places(database: Path, experiment_id: str) -> None:
 
 
 def _find_moved(connection: sqlite3.Connection, experiment_id: str, here: str) -> dict[str, str]:
-    """Returns {run id: correct path} for all wrong paths. The id "" stands for the experiment."""
     places = connection.execute(
         "SELECT '', artifact_location FROM experiments WHERE experiment_id = :experiment "
         "UNION ALL SELECT run_uuid, artifact_uri FROM runs WHERE experiment_id = :experiment",

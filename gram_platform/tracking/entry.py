@@ -3,7 +3,7 @@
 A study's tags keep their names, but each character that MLflow rejects becomes `:<hex>:`. The
 platform's own tags begin with `gram.`. Losses are named `loss/<domain>`, so that MLflow's run page
 draws them before `train/...`. A curve of a training metric has about a hundred points, because more
-points slow down MLflow's pages. All validation losses are sent.
+points slow down MLflow's pages. Curves of validation losses have all points.
 """
 
 import shlex
@@ -49,10 +49,8 @@ LOSS, BEST_LOSS, SURPRISAL = "loss/", "loss_at_best/", "surprisal/"
 SHOWN = {VALIDATION: LOSS, PROGRESS: LOSS, BEST: BEST_LOSS}
 # A parameter of a run. If it is 0, `loss/` is of progress evaluations, and no frame has it.
 NUM_EVAL_POINTS = "num_eval_points"
-# A task and a metric of the LM Evaluation Harness follow.
 TASK = "task/"
 EVALUATION_PARAMS = ("data_id", "num_sequences", "split", "precision")
-# The parameters of continuations.
 EVALUATION_PARAMS += ("num_prompt_tokens", "num_tokens", "temperature", "seed")
 # What a run has used up to a step.
 TOKENS, COMPUTE = "train/tokens", "train/compute_units"
@@ -61,7 +59,6 @@ AT_END = {TOKENS: "num_tokens", COMPUTE: "compute_units"}
 STUDY, STUDY_ID = "gram.study", "gram.study_id"
 # A dot and a search follow. The value lists the trials of the search that use a run.
 SEARCH = "gram.search"
-# MLflow folds a run below its parent.
 PARENT = "mlflow.parentRunId"
 NUM_CURVE_POINTS = 100
 
@@ -89,7 +86,7 @@ class NodeEntry:
 
 
 def rename_metric(name: str) -> str:
-    """Returns the name that MLflow and the frames use for a metric of the storage."""
+    """Translates a metric's name in the storage to its name in MLflow and in data frames."""
     prefix = next(filter(name.startswith, SHOWN), "")
     return SHOWN.get(prefix, "") + name.removeprefix(prefix)
 
@@ -185,7 +182,7 @@ def evaluation_note(config: Mapping) -> str:
 
 
 def run_params(run: RunConfig, config: Mapping) -> dict[str, object]:
-    """Returns the config fields that distinguish runs. `config` is `run` as plain JSON."""
+    """Returns the config fields that distinguish runs. `config` is the JSON form of `run`."""
     model, routing, optimizer = config["model"], config["routing"], config["optimizer"]
     of_run = ("batch_size", "micro_batch", "seed", "precision", "objective")
     of_model = ("num_layers", "d_model", "d_mlp", "vocab_size", "seq_len")
@@ -201,7 +198,7 @@ def run_params(run: RunConfig, config: Mapping) -> dict[str, object]:
 
 
 def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
-    """Returns the sizes, costs, times and losses of a complete run, or {} if there is no result."""
+    """Returns the sizes, costs, times and losses of a complete run, or {} if `result` is empty."""
     if not result:
         return {}
     values = {key: result[key] for key in SIZES if key in result}
@@ -213,7 +210,7 @@ def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 
 
 def last_as_best(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns the `loss/...` metrics as `loss_at_best/...`, for results without best losses."""
+    """Copies the metrics `loss/...` as `loss_at_best/...`, for results without best losses."""
     return {
         BEST_LOSS + name.removeprefix(LOSS): loss
         for name, loss in metrics.items()
@@ -232,10 +229,10 @@ def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 
 
 def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int) -> list[Metric]:
-    """Lists the metrics of the records after `after_step`, with their times.
+    """Converts the records after step `after_step` to MLflow's metrics.
 
-    Keeps training metrics only at the last step and multiples of a stride. Skips metrics whose
-    names are too long for MLflow.
+    Keeps all losses, but training metrics only at the last step and at about a hundred other steps.
+    Skips metrics whose names are too long for MLflow.
     """
     run, metrics, stride = entry.config, [], max(1, entry.num_steps // NUM_CURVE_POINTS)
     for record in (record for record in records if record["step"] > after_step):
@@ -256,7 +253,10 @@ def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int)
 
 
 def result_metrics(entry: NodeEntry, records: Iterable[Mapping]) -> list[Metric]:
-    """Lists the result's metrics that the curves lack, at the run's last step and end time."""
+    """Lists the result's metrics whose values differ from the last values of the curves.
+
+    Each metric gets the run's last step and end time.
+    """
     curves = {name: key for key, name in AT_END.items()}
     values = {curves.get(name, name): value for name, value in entry.result_metrics.items()}
     values.pop("num_steps", None)
@@ -271,7 +271,10 @@ def result_metrics(entry: NodeEntry, records: Iterable[Mapping]) -> list[Metric]
 
 
 def start_ms(records: Sequence[Mapping], entry: NodeEntry, now_s: float) -> int:
-    """Returns the first record's time in Unix milliseconds, or an estimate from the run's end."""
+    """Returns the first record's time in Unix milliseconds.
+
+    Without records, returns the node's end (or `now_s`) minus `elapsed_s`.
+    """
     if records:
         return milliseconds(records[0]["time"])
     elapsed_s = entry.result_metrics.get("elapsed_s", 0.0)
@@ -283,7 +286,10 @@ class Start(TypedDict):
 
 
 def read_parent(tags: Mapping[str, str], params: Mapping[str, str]) -> str | None:
-    """Reads `NodeEntry.parent` from an MLflow run, or returns None if it cannot be read."""
+    """Reads the id of a node's parent (`NodeEntry.parent`) from the node's MLflow run.
+
+    Returns "" if the node has no parent, and None if the id cannot be read.
+    """
     start = params.get("start", "") if "elicited" in tags else ""
     if (run_id := tags.get(VIEW_RUN)) or not start:
         return run_id or ""

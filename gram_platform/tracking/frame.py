@@ -4,14 +4,16 @@
 sorted by kind and id. Missing texts are "", missing numbers are NaN (float64). Columns:
 
 - `kind, id`: "run" or "evaluation", and the run_id or eval_id.
-- `run_id, view_id`: the run and view that an evaluation measures. A run has its own id and "".
+- `run_id, view_id`: the run and view that an evaluation measures; for a run, its own id and "".
 - `status`: complete, failed, running or interrupted.
 - `method, size, seed, profile, retained, ...`: the tags of the study, as texts.
-- `measure`: "tokens", "samples" or "tasks", or "" for losses. Absent if no node has it.
-- `num_steps`: steps of a run. `elapsed_s`: time of a complete run or evaluation.
+- `measure`: "tokens", "samples" or "tasks"; "" for losses. Absent if no node has this tag.
+- `num_steps`: training steps of a run.
+- `elapsed_s`: seconds that a complete run or evaluation took.
 - `num_tokens, parameters, compute_units, hardware_flops, tokens_per_second`: of complete runs.
-- `loss/<domain>`: validation loss of evaluations, and of complete runs with every module on.
-- `loss_at_best/<domain>`: loss of complete runs at the step with the lowest mean over domains.
+- `loss/<domain>`: validation loss of an evaluation, or of a complete run with every module on.
+- `loss_at_best/<domain>`: a complete run's loss at the step whose mean loss over domains
+  is lowest.
 - `surprisal/<domain>`: mean -log(probability) of the tokens in sampled continuations, in nats.
 - `task/<task>/<metric>`: score on a task of the LM Evaluation Harness.
 """
@@ -82,9 +84,9 @@ def load_configs(storage: str | Store, run_ids: Iterable[str]) -> dict[str, dict
 
 
 def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
-    """Reads the validation curves of runs, by default of all runs, from MLflow.
+    """Reads the validation curves of runs (by default of all runs) from MLflow.
 
-    The columns are run_id, step, domain and loss. Rows are sorted in this order.
+    The columns are run_id, step, domain and loss. Rows are sorted by run_id, step and domain.
     """
     tracker = Tracker(tracking_uri)
     return _mlflow_curves(tracker.runs(), tracker, run_ids)
@@ -108,9 +110,8 @@ def _open_store(storage: str | Store) -> Store:
 
 
 class Frames(NamedTuple):
-    """A study's nodes, the curves of its baselines, and the source of both."""
+    """A study's nodes and the curves of its baselines, with the source of both."""
 
-    # As `load_runs` and `load_curves`.
     nodes: pd.DataFrame
     curves: pd.DataFrame
     # "MLflow", or "the storage", with the reason if MLflow could not be read.
@@ -118,13 +119,16 @@ class Frames(NamedTuple):
 
 
 def store_frames(store: Store, ids: Collection[str], curves_of: Iterable[str]) -> Frames:
-    """Reads the nodes with these ids, and the curves of the runs `curves_of`, from the storage."""
+    """Reads the nodes `ids` and the curves of the runs `curves_of` from the storage."""
     nodes = _store_frame(store, ids, {})
     return Frames(nodes, load_store_curves(store, curves_of), "the storage")
 
 
 def mlflow_frames(tracker: Tracker, ids: Collection[str], curves_of: Collection[str]) -> Frames:
-    """Reads the same frames as `store_frames` from MLflow. Raises TrackingUnavailable."""
+    """Reads the same frames as `store_frames`, but from MLflow.
+
+    Raises TrackingUnavailable if MLflow cannot be read.
+    """
     runs = {key: run for key, run in tracker.runs().items() if key[1] in ids}
     return Frames(_mlflow_frame(runs, {}), _mlflow_curves(runs, tracker, curves_of), "MLflow")
 
@@ -132,7 +136,7 @@ def mlflow_frames(tracker: Tracker, ids: Collection[str], curves_of: Collection[
 def final_frames(
     store: Store, tracker: Tracker | None, ids: Collection[str], curves_of: Collection[str]
 ) -> Frames:
-    """Reads the frames of a final table from MLflow, if the last `sync` sent everything.
+    """Reads the frames of a study's final table from MLflow, if the last `sync` sent everything.
 
     Otherwise, or if MLflow cannot be read, reads them from the storage.
     """
@@ -196,7 +200,6 @@ def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
 
 
 def _mlflow_row(kind: str, node_id: str, run: Run) -> dict:
-    """Returns a node's row. The metrics of an unfinished node are curve points and are skipped."""
     has_result = run.data.tags.get(content.STATUS) == State.COMPLETE
     left_out = () if kind != "run" or _has_eval_points(run) else content.LOSS
     metrics = {

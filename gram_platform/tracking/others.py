@@ -1,9 +1,9 @@
-"""Exports runs and evaluations to trackers other than MLflow, with the same names and values.
+"""Exports runs and evaluations to other trackers, with the same names and values as in MLflow.
 
 These trackers get the curves and final metrics of nodes. Only MLflow and the storage have compute
 ratios, tables, figures and reports. A tracker is a function `write(place, entry, points)`. It
-writes one node into the new folder `place`. The points are sorted by step. Installed packages add
-trackers with the entry point group `gram.trackers`.
+writes one node into the new folder `place`. `points` are the node's metrics, sorted by step.
+Installed packages add trackers with the entry point group `gram.trackers`.
 """
 
 import os
@@ -31,9 +31,10 @@ MOST_BYTES_OF_NAME = 200
 
 
 def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
-    """Writes all new or changed nodes. Returns the numbers of written and unchanged nodes.
+    """Writes new and changed nodes for a tracker, each into a subfolder of `folder`.
 
-    Raises ValueError for an unknown tracker, or if its library is missing.
+    Returns {"written": n, "unchanged": n}. Raises ValueError for an unknown tracker, or if the
+    tracker's library is missing.
     """
     require_choice("to", tracker, tuple(TRACKERS))
     write = TRACKERS[tracker]
@@ -41,7 +42,6 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
     for node in store.nodes():
         if (entry := content.node_entry(node)) is None:
             continue
-        # A name may have any text of tags.
         name = re.sub(r"[/\\\s\x00-\x1f\x7f]", "_", entry.name).lstrip(".")
         name = name.encode()[:MOST_BYTES_OF_NAME].decode(errors="ignore")
         place = folder / f"{name}_{entry.node_id}"

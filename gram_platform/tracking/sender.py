@@ -40,7 +40,10 @@ class Sender:
     def mirror(
         self, node: RunDirectory | EvaluationDirectory, entry: NodeEntry | None
     ) -> str | None:
-        """Sends a node's missing data. Returns the MLflow run id, or None if `entry` is None."""
+        """Sends a node's data that MLflow lacks. Returns the MLflow run's id.
+
+        Returns None if `entry` is None.
+        """
         if entry is None:
             return None
         records = []
@@ -92,7 +95,10 @@ class Sender:
         return {**entry.tags, **self.parent_tag(entry.parent)}
 
     def parent_tag(self, run_id: str) -> dict[str, str]:
-        """Returns the tag that nests a run under its parent in MLflow, or {} if none is known."""
+        """Returns the tag that nests an MLflow run under its parent.
+
+        `run_id` is the id of the parent. Returns {} if the MLflow run of the parent is unknown.
+        """
         parent = self.known.get(("run", run_id))
         return {content.PARENT: parent} if parent else {}
 
@@ -133,7 +139,6 @@ class Sender:
         return self.find(entry) or run
 
     def _send(self, run: Run, entry: NodeEntry, records: Sequence[Mapping], is_new: bool) -> None:
-        """Sends curves and results, then tags (`gram.mirrored_step` last), then the status."""
         client, run_id, tags = self._mlflow.client, run.info.run_id, run.data.tags
         mirrored = _step(tags, content.MIRRORED_STEP)
         metrics = content.curve_metrics(records, entry, mirrored)
@@ -189,16 +194,19 @@ def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:
 def find_lacking(
     run: Run, tags: Mapping[str, str], params: Mapping[str, str]
 ) -> tuple[list[RunTag], list[Param]]:
-    """Returns (missing or different tags, missing parameters) of an MLflow run."""
+    """Returns the tags and parameters that an MLflow run lacks.
+
+    A tag with another value counts as lacking. Values of parameters are not compared.
+    """
     data = run.data
     lacking = [RunTag(*tag) for tag in tags.items() if data.tags.get(tag[0], "") != tag[1]]
     return lacking, [Param(*param) for param in params.items() if param[0] not in data.params]
 
 
 def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:
-    """Returns a node's times that differ from MLflow's, for example after storages were merged.
+    """Returns those of `elapsed_s` and `tokens_per_second` that differ from MLflow's values.
 
-    Returns NaN for a time that only MLflow has.
+    They can differ after storages were merged. A value that only MLflow has becomes NaN.
     """
     known, sent = entry.result_metrics, run.data.metrics
     times = {key: known.get(key, math.nan) for key in TIMES if key in known or key in sent}
@@ -217,8 +225,8 @@ def _step(tags: Mapping[str, str], key: str) -> int:
 def curve_tags(records: Iterable[Mapping], entry: NodeEntry) -> dict[str, str]:
     """Returns a complete run's validation curves as tags, `<step>:<loss> <step>:<loss> ...`.
 
-    One request returns the tags of a thousand runs. A study's histories take 40 s, because each
-    metric needs its own request. A curve that is too long for a tag gets no tag.
+    One request reads the tags of a thousand runs. Without the tags, each metric's history needs its
+    own request, which takes 40 s for a study. A curve that is too long for a tag gets no tag.
     """
     curves = {}
     for record in records if entry.kind == "run" and entry.status == State.COMPLETE else ():

@@ -2,8 +2,9 @@
 
 Any call may raise TrackingUnavailable. Nothing is lost, because the next `mirror` or `sync`
 compares MLflow with the storage and sends the difference. An interrupted call leaves the tag
-`gram.sending_step`, and the next call then compares whole histories. A process locks a node while
-it sends the node, so no other process on the machine sends it. `sender.py` handles other machines.
+`gram.sending_step`. The next call then compares every point of the curves. A process locks a node
+while it sends the node, so no other process on the machine sends it. `sender.py` handles nodes that
+several machines send.
 """
 
 import re
@@ -35,19 +36,19 @@ from gram_platform.tracking.views import (
 )
 
 NUM_SENDERS = 8
-# The default address of `mlflow ui`.
 LOCAL_UI = "http://127.0.0.1:5000/"
-# Nodes that `sync` has in memory.
 NODES_AT_ONCE = 1000
 # The tag of a model version with the hash of its export's record.
 EXPORT = "gram.export"
 TRIAL_ID = "gram.trial_id"
-# MLflow's runs by (kind, node id).
 Runs = Mapping[tuple[str, str], Run]
 
 
 class Tracker:
-    """Reads and writes an MLflow server or database. `connection.py` describes failures."""
+    """Reads and writes an MLflow server or database.
+
+    `connection.py` describes what happens if MLflow fails.
+    """
 
     def __init__(self, tracking_uri: str) -> None:
         self.tracking_uri = tracking_uri
@@ -55,7 +56,6 @@ class Tracker:
         # SQLite has one writer.
         self.num_senders = 1 if tracking_uri.startswith("sqlite") else NUM_SENDERS
         self._sender = Sender(self._mlflow)
-        # Whether the last `sync` sent everything.
         self.has_sent_all = False
 
     def prepare_database(self) -> None:
@@ -67,7 +67,10 @@ class Tracker:
         self._mlflow.ask_again()
 
     def mirror(self, node: RunDirectory | EvaluationDirectory) -> str | None:
-        """Sends a node's missing data. Returns the MLflow run id, or None if there is no entry."""
+        """Sends a node's data that MLflow lacks. Returns the MLflow run's id.
+
+        Returns None if `node_entry` returns None.
+        """
         return self._sender.mirror(node, content.node_entry(node))
 
     def mark_killed(self, run_ids: Iterable[str]) -> None:
@@ -117,9 +120,10 @@ class Tracker:
         counts: Counter[str],
         are_orphans: bool = False,
     ) -> list:
-        """Sends new and changed nodes to MLflow, and adds to `counts`.
+        """Sends new and changed nodes to MLflow, and adds the numbers of nodes to `counts`.
 
-        Returns nodes not sent because MLflow lacks their parent. If `are_orphans`, sends them too.
+        Returns the nodes that were not sent because MLflow lacks the run of their parent. If
+        `are_orphans`, sends such nodes too.
         """
         orphans = []
         with ThreadPoolExecutor(self.num_senders) as threads:
@@ -235,7 +239,10 @@ class Tracker:
         self._send_trials(study, runs)
 
     def study_file(self, study: str, file: str) -> str | None:
-        """Reads a study's file from the newest study run that has the file, or returns None."""
+        """Reads a study's file from the newest MLflow run of the study that has this file.
+
+        Returns None if there is no such run.
+        """
         require_database(self.tracking_uri)
         if not is_safe_name(study):
             return None
@@ -247,10 +254,10 @@ class Tracker:
     def _replace_lines(
         self, of_study: Mapping[str, str], present: Sequence[Run], lines: Sequence[Line]
     ) -> None:
-        """Creates an MLflow run for each chart line, tagged `of_study`, and deletes old lines.
+        """Creates an MLflow run with the tags `of_study` for each new chart line.
 
-        The new runs are not children of the study's run, because MLflow's charts omit the children
-        of a collapsed run.
+        Deletes the runs of former lines. The new runs are not children of the study's run, because
+        MLflow's charts omit the children of a collapsed run.
         """
         client = self._mlflow.client
         wanted = {line.digest: line for line in lines}
@@ -327,10 +334,11 @@ class Tracker:
     def register_export(
         self, run: RunDirectory, view: View, name: str, record: Path, tags: Mapping[str, str]
     ) -> str:
-        """Registers an export as a new version of the model `name`. `record` is its export.json.
+        """Registers an export as a new version of the model `name`. Returns the version number.
 
-        Returns the version number. Also sends the view's `run`, and logs the exported files as
-        artifacts of the run. If the export already has a version, only sets the version's tags.
+        `record` is the path of export.json. Also sends the view's `run` to MLflow, and logs the
+        exported files as artifacts of the run. If the export already has a version, only sets the
+        version's tags.
         """
         digest, mlflow_run_id = hash_file(record), self.mirror(run)
         assert mlflow_run_id is not None, "an exported run was attempted"
@@ -357,7 +365,7 @@ class Tracker:
             return str(made.version)
 
     def view_urls(self, study: str, pages: str = LOCAL_UI) -> dict[str, str]:
-        """Returns {key: URL} of a study's saved views. See `run_url` for `pages`."""
+        """Returns {key: URL} of a study's saved views. See `run_url` for the meaning of `pages`."""
         with self._mlflow.reaching():
             views = read_views(self._mlflow.experiment_tags(), self._mlflow.experiment_id)
         prefix, base = f"gram.{study}.", self._base(pages)

@@ -27,18 +27,18 @@ _ESCAPE = re.compile(r":([0-9a-f]+):")
 
 
 def text_for_people(text: str, most: int = LONGEST_TEXT) -> str:
-    """Masks secrets, escapes NUL and lone surrogates, and cuts the text at `most` characters."""
+    """Masks secrets, escapes NUL and lone surrogates, and cuts the text to `most` characters."""
     text = in_utf8(mask_secrets(text)).replace("\0", "\\x00")
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def in_utf8(text: str) -> str:
-    """Escapes lone surrogates, which JSON may hold and UTF-8 cannot."""
+    """Escapes lone surrogates, which JSON can contain but UTF-8 cannot."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def milliseconds(seconds: float) -> int:
-    """Returns a time in whole milliseconds, limited to what databases can store."""
+    """Converts seconds to whole milliseconds, limited to what databases can store."""
     return round(max(-LONGEST_S, min(seconds, LONGEST_S)) * 1000)
 
 
@@ -50,8 +50,8 @@ def is_short_name(name: str) -> bool:
 def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """Converts a study's tags to MLflow's tags. `study_of` is the inverse.
 
-    If MLflow or its database would reject a name or a value, hidden tags store all tags as JSON,
-    and long values are cut in the visible tags.
+    If MLflow or its database would reject a tag, this tag is left out or shortened. In this case,
+    hidden tags store all tags as JSON.
     """
     escaped = {metric_name(name): value for name, value in tags.items()}
     readable = {
@@ -69,7 +69,7 @@ def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def unescape(key: str) -> str:
-    """Inverts `metric_name`. Codes that stand for no character are unchanged."""
+    """Inverts `metric_name`. Does not change codes `:<hex>:` that stand for no character."""
     return _ESCAPE.sub(_character, key)
 
 
@@ -93,14 +93,17 @@ def study_of(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def number_of(values: Mapping[str, str], key: str) -> int | None:
-    """Reads an integer of at most 18 characters. Returns None for any other value."""
+    """Reads `values[key]` as an integer of at most 18 characters. Returns None for other text."""
     text = values.get(key, "")
     is_number = text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 19
     return int(text) if is_number else None
 
 
 def curve_points(text: str) -> list[tuple[int, float]] | None:
-    """Reads (step, loss) from `<step>:<loss> <step>:<loss> ...`. Returns None for other text."""
+    """Parses `<step>:<loss> <step>:<loss> ...`.
+
+    Returns a list of (step, loss), or None for other text.
+    """
     try:
         return [
             (int(step), float(loss)) for step, loss in (point.split(":") for point in text.split())

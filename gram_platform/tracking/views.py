@@ -19,9 +19,7 @@ from gram_platform.config.space import RANK, TrialColumns
 from gram_platform.tracking.entry import KIND, STATUS, STUDY, STUDY_ID
 from gram_platform.tracking.values import LONGEST_TEXT, text_for_people, unescape
 
-# The kind of MLflow's runs with a line of a study's figures.
 LINE = "line"
-# The view's key follows.
 VIEW_TAG = "mlflow.sharedViewState."
 TRIAL_KIND = "trial"
 # Without this, MLflow shows pages about traces of language models.
@@ -30,7 +28,6 @@ _VIEW_COLUMNS = ("tags.`method`", "tags.`size`", "tags.`profile`", "tags.`seed`"
 # A class follows. Compute ratios are metrics of evaluations.
 RATIO = "ratio/"
 _NODE_COLUMNS = (*_VIEW_COLUMNS, "tags.`elicited`", "metrics.`train/loss`")
-# The fields of every chart of lines, against the step on a log axis.
 _LINE = {
     "xAxisKey": "step",
     "xAxisScaleType": "log",
@@ -51,7 +48,10 @@ hold its compute ratios by model size (the step)."""
 
 @dataclass(frozen=True)
 class Line:
-    """A chart line of a study. MLflow stores it as a run whose steps are model sizes."""
+    """A chart line of a study, with one point for each model size.
+
+    MLflow stores it as a run whose steps are numbers of parameters.
+    """
 
     name: str
     tags: Mapping[str, str]
@@ -75,7 +75,6 @@ class StudyLog:
     name: str
     # Bytes of UTF-8, by name.
     files: Mapping[str, bytes]
-    # Plotly's figures, by name.
     figures: Mapping[str, Any]
     params: Mapping[str, str]
     lines: Sequence[Line] = ()
@@ -85,12 +84,9 @@ class StudyLog:
     views: Mapping[str, str] = field(default_factory=dict)
     # The code of the newest submission, a text of `provenance.Code`.
     code: str = ""
-    # More metrics of nodes, by id.
     node_metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     trials: Sequence["TrialEntry"] = ()
-    # The main results in sentences.
     answers: Sequence[str] = ()
-    # The colours of nodes, by method.
     colours: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -100,7 +96,11 @@ class StudyLog:
 
 @dataclass(frozen=True)
 class TrialEntry:
-    """A trial of a search. Its MLflow run has no children, because other studies use its nodes."""
+    """A trial of a search.
+
+    Its MLflow run has no child runs. MLflow allows one parent for each run, but several studies can
+    use the trial's nodes.
+    """
 
     # A hash of the search and the trial's point, because a grid that grows renumbers its trials.
     trial_id: str
@@ -119,16 +119,17 @@ def trials_filter(study_id: str) -> str:
 
 
 def group_metric(objective: str, group: str) -> str:
-    """Returns the name of the metric for the contour chart of one group of trials."""
+    """Returns the name of the metric in the contour chart of one group of trials."""
     return metric_name(f"{objective} at {group}")
 
 
 def search_view(
     search: str, study_id: str, columns: TrialColumns, groups: Iterable[str]
 ) -> dict[str, str]:
-    """Returns a tag with the view of a search's trials, best trials of each group first.
+    """Returns a tag with the saved view of a search's trials, sorted by their rank.
 
-    The view has a parallel coordinates chart, and for each group a contour over two parameters.
+    The view has a parallel coordinates chart. If at least two parameters vary, each group of trials
+    also has a contour chart over the first two parameters.
     """
     section, varied = f"gram.{search}.trials", (*columns.groups, *columns.parameters)
     fields = {"selectedParams": varied, "selectedMetrics": columns.objectives, "showAllRuns": True}
@@ -151,9 +152,9 @@ def study_views(
 ) -> dict[str, str]:
     """Returns tags with a study's three views, which show evaluations, charts and all nodes.
 
-    `charts` lists the metrics of each chart. The first metric also names the chart. Evaluations
-    are sorted by the ratio `forget`, or by the first chart's ratio if `forget` is absent.
-    If `charts` is empty, returns only the view of all nodes.
+    `charts` lists the metrics of each chart. The first metric also names the chart. Evaluations are
+    sorted by the compute ratio of the class `forget`, or by the first chart's compute ratio if no
+    chart shows that class. If `charts` is empty, returns only the view of all nodes.
     """
     of_nodes, key = f"tags.`{STUDY}.{study}` != ''", f"gram.{study}."
     nodes = _view(f"{key}runs", f"{study}: runs", of_nodes, _NODE_COLUMNS)
@@ -190,9 +191,10 @@ def _view(
     charts: Sequence[Mapping] = (),
     titles: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Encodes a saved view as MLflow's page does. The view replaces an older one with this `key`.
+    """Encodes a saved view as a tag, in the format of MLflow's page.
 
-    `order_by` is a column, sorted in ascending order. `titles` maps chart sections to titles.
+    The tag replaces an older view with the same `key`. `order_by` is the column that sorts the
+    rows, in ascending order. `titles` maps chart sections to titles.
     """
     state = {"searchFilter": filter_string, "selectedColumns": columns}
     state |= {"runsHiddenMode": "SHOW_ALL"}
@@ -213,7 +215,10 @@ def _chart(kind: str, section: str, name: str, fields: Mapping[str, object]) -> 
 
 
 def read_views(tags: Mapping[str, str], experiment_id: str) -> dict[str, tuple[str, str]]:
-    """Reads our views from an experiment's tags as {key: (name, URL relative to MLflow's)}."""
+    """Reads our views from an experiment's tags as {key: (name, URL)}.
+
+    The URLs are relative to MLflow's base URL.
+    """
     views = {}
     for tag, text in sorted(tags.items()):
         if tag.startswith(f"{VIEW_TAG}gram."):
@@ -233,10 +238,7 @@ class StoredView(TypedDict):
 
 
 def _quote(value: str) -> str:
-    """Quotes a value for MLflow's filters, which have no escapes.
-
-    If the value has both kinds of quotes, its double quotes are removed.
-    """
+    """Quotes a value for MLflow's filters, which have no escapes."""
     return '"{}"'.format(value.replace('"', "")) if "'" in value else f"'{value}'"
 
 
