@@ -33,7 +33,6 @@ MOST_WAITING = 256
 # How long the cluster's resources are cached. Ray Tune requests them many times a second.
 ASK_EVERY_S = 2.0
 LOOK_FOR_GROUPS_S = 5.0
-# Ray's placement strategy: all bundles on one machine.
 STRICT_PACK = "STRICT_PACK"
 # The rounding error allowed in sums of shares of a GPU.
 ROUNDING = 1e-9
@@ -58,12 +57,12 @@ class Admission:
         self._next_look, self._reserved_machine = 0.0, ""
 
     def free_resources(self, may_wait: bool = True) -> "FreeResources":
-        """Returns what can be requested in addition to the nodes in flight.
+        """Returns the resources that can be requested in addition to those of nodes in flight.
 
-        On a cluster of fixed size, or with `may_wait=False`, only present machines count.
-        Otherwise, the limit is the autoscaler's reported maximum or, if it reports none, the
-        present machines plus `MOST_WAITING` ranks. Ray queues what does not fit yet, so that the
-        autoscaler starts machines.
+        On a cluster of fixed size, or with `may_wait=False`, the limit is what the present machines
+        have. Otherwise, it is the maximum that the autoscaler reports. If it reports none, it is
+        what the present machines have, plus `MOST_WAITING` ranks. Ray queues a request that does
+        not fit yet, so that the autoscaler starts machines.
         """
         resources = self.resources
         if time.monotonic() >= self._ask_again:
@@ -88,10 +87,11 @@ class Admission:
         return unclaimed
 
     def machine_to_reserve(self, count_busy: Callable[[], Mapping[str, int]]) -> str:
-        """Returns the id of the machine to reserve for a multi-rank run, or "".
+        """Returns the id of the machine to reserve for a multi-rank run, or "" to reserve none.
 
         A run whose ranks must share one machine would wait forever if some GPUs of every machine
-        were always busy. `count_busy` returns the number of busy slots by machine id.
+        were always busy. So after a time, a machine is reserved for it. `count_busy` returns the
+        number of busy slots by machine id.
         """
         if not self.resources.gpus_per_rank or time.monotonic() < self._next_look:
             return self._reserved_machine
@@ -127,9 +127,10 @@ class FreeResources:
         self.is_untouched = True
 
     def take(self, num_ranks: int) -> bool:
-        """Subtracts a node's resources and returns True, or returns False if they are not free.
+        """Subtracts a node's resources from the free ones, and returns True.
 
-        If no node is in flight, always returns True. Ray then reports what the node lacks.
+        If too few are free, returns False instead. But if no node is in flight, always returns
+        True, so that the node is submitted and Ray reports which resources it lacks.
         """
         request = self.resources.compute_request(num_ranks).items()
         fits = (num_ranks == 1 or self.num_gangs > 0) and all(
@@ -148,7 +149,10 @@ class FreeResources:
 
 
 def most_gangs() -> int:
-    """Returns how many multi-rank runs fit in the memory of the driver's machine (at least 1)."""
+    """Returns how many multi-rank runs can be in progress at once (at least 1).
+
+    Each has a waiting process on the driver's machine, whose memory limits their number.
+    """
     here = ray.get_runtime_context().get_node_id()
     memory = sum(
         node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["NodeID"] == here
@@ -216,8 +220,8 @@ def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], s
 def require_capacity(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
     """Raises ValueError if the cluster can never hold `widest` ranks.
 
-    The message names the flag to change. If the cluster can grow, `say` gets a warning instead,
-    because autoscalers rarely report their maximum.
+    The message names the flag to change. On a cluster with an autoscaler, passes the message to the
+    function `say` instead, because autoscalers rarely report the largest cluster they allow.
     """
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     capacity = max(
@@ -243,7 +247,6 @@ def require_capacity(widest: int, resources: Resources, say: Callable[[str], Non
     say(f"waiting for machines that the cluster may yet start: {error}")
 
 
-# The most replacement machines requested before one passes its probe.
 MAX_REPLACEMENTS = 3
 
 
@@ -263,11 +266,10 @@ class Cordon:
         self.changed = 0.0
         # The number of machines that failed since the last new machine passed.
         self._failures_in_a_row = 0
-        # Whether the cluster has a fixed size; None until needed.
         self._is_fixed: bool | None = None
 
     def note(self, report: ProbeReport) -> bool:
-        """Cordons the machine if its probe failed; returns True if the device works."""
+        """Cordons the probed machine if the probe failed; returns True if it succeeded."""
         if not report.failure:
             if report.machine not in self._passed:
                 self._failures_in_a_row = 0
@@ -282,11 +284,14 @@ class Cordon:
 
     @property
     def may_grow(self) -> bool:
-        """Returns True until more than `MAX_REPLACEMENTS` machines in a row fail their probes."""
+        """Returns True if the driver may request more machines.
+
+        Returns False after `MAX_REPLACEMENTS` + 1 machines in a row have failed their probes.
+        """
         return self._failures_in_a_row <= MAX_REPLACEMENTS
 
     def require_machines(self, num_ranks: int = 1) -> None:
-        """Raises ClusterLost with all failed probes if `lacks_capacity(num_ranks)` is true."""
+        """Raises ClusterLost, which names all failed probes, if `lacks_capacity(num_ranks)`."""
         if self.lacks_capacity(num_ranks):
             failures = "\n".join(f"  {report}" for report in self.reports.values())
             needs = f"capacity for {num_ranks} ranks on devices that work"

@@ -40,15 +40,12 @@ HOST_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}")
 MAX_FOLDER_BYTES = 107 - len(
     f"/ray-12345678/r/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
 )
-# Ray's session folder in the command lines of Ray's processes.
 SESSION = re.compile(r"/session_[\d_-]+")
 CURE = (
     f"`ray stop` clears what a dead Ray has left, without {ADDRESS} a Ray is started here, and with"
     " --in-process studies need none"
 )
-# The folder of this process's own Ray.
 _own_folders: list[OwnFolder] = []
-# Set when leaving Ray begins, and when it is done.
 _LEAVING, _LEFT = threading.Event(), threading.Event()
 CLUSTER_LOST = f"Ray's process on this machine died. {SUBMIT_AGAIN}"
 
@@ -58,12 +55,12 @@ class ClusterLost(Stopped):
 
 
 def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
-    """Connects to the cluster at $RAY_ADDRESS or to one on this machine, otherwise starts one.
+    """Connects to the cluster at $RAY_ADDRESS or, if that is not set, to one on this machine.
 
-    With `may_start=False`, starts none and returns False if there is none. Skips a cluster that
-    `ray start` started here if it does not respond or belongs to another user. `is_verbose` prints
-    the workers' output. Raises ValueError for an unusable $RAY_ADDRESS, and ClusterLost if
-    `ray.init` fails.
+    If this machine has none, starts one. With `may_start=False`, returns False instead. Skips a
+    cluster that `ray start` started here if it does not respond or belongs to another user. With
+    `is_verbose`, the workers' output is printed. Raises ValueError for an unusable $RAY_ADDRESS,
+    and ClusterLost if `ray.init` fails.
     """
     if ray.is_initialized():
         require_ray()
@@ -82,7 +79,7 @@ def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
 
 
 def join(given: str, **options: object) -> None:
-    """Connects to the cluster at `given` (HOST:PORT or auto). Raises ValueError if unusable."""
+    """Joins the cluster at `given` (HOST:PORT or auto). Raises ValueError if it is unusable."""
     if given != "auto" and not HOST_PORT.fullmatch(given):
         expected = "HOST:PORT of a Ray with a part on this machine"
         others = "`ray job submit --address` takes the others"
@@ -142,7 +139,6 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _initialise(failure: str, **options: object) -> None:
-    """Calls `ray.init`, then restores the SIGTERM handler. Raises ClusterLost if Ray fails."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(job_config=own_job(), **options)
@@ -202,9 +198,10 @@ def _size() -> str:
 def _time_limit(
     seconds: float, failure: str, before: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Context manager that, if its block takes too long, calls `before` and exits the process.
+    """Context manager that exits the process if its block takes longer than `seconds`.
 
-    A call to Ray can block forever, and Python handles no signals meanwhile.
+    Calls the function `before` first. Needed because a call to Ray can block forever, and Python
+    does not handle Ctrl-C or other signals meanwhile.
     """
 
     def end() -> None:
@@ -246,10 +243,10 @@ def _find_address() -> str:
 
 
 def _token(is_named: bool) -> str:
-    """Returns the token that `ray.init` would send, or "" if it would send none.
+    """Returns the token that `ray.init` would send to a cluster, or "" if it would send none.
 
-    `is_named` means that the user has set the address. `ray.init` then sends a token only if
-    $RAY_AUTH_MODE is `token`.
+    `is_named` means that the user has set the cluster's address. In that case, `ray.init` sends a
+    token only if $RAY_AUTH_MODE is `token`.
     """
     mode = os.environ.get("RAY_AUTH_MODE", "disabled" if is_named else "token")
     if mode.lower() != "token":
@@ -263,10 +260,10 @@ def _token(is_named: bool) -> str:
 
 
 def _folder() -> Path:
-    """Returns the parent of Ray's folder: $RAY_TMPDIR, else $TMPDIR, else /tmp.
+    """Returns the folder to create Ray's folder in: $RAY_TMPDIR, else $TMPDIR, else /tmp.
 
-    The parent must be writable, and its path short enough for Ray's sockets. Skips an unsuitable
-    $TMPDIR. Raises ValueError for any other unsuitable folder.
+    It must be writable, and its path short enough for Ray's sockets. If $TMPDIR is unsuitable, uses
+    /tmp. Raises ValueError if $RAY_TMPDIR or /tmp is unsuitable.
     """
     if named := os.environ.get(FOLDER, ""):
         return _require_writable(Path(named))
@@ -296,7 +293,7 @@ def require_ray() -> None:
     """Raises ClusterLost if a Ray process on this machine has died. Drivers call this often.
 
     Ray itself detects a lost machine only after 15 s, and may then end the driver without a
-    message. If the head is on another machine, only Ray checks it.
+    message. If Ray's head process is on another machine, only Ray checks it.
     """
     if not _is_ray_alive():
         raise ClusterLost(CLUSTER_LOST)
@@ -324,7 +321,6 @@ def _processes_of(node_id: str) -> list[psutil.Process]:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Returns True if a process is running or if this cannot be determined."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

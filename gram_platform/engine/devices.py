@@ -41,7 +41,6 @@ DEVICE_ERRORS = (
 )
 # The side of a probe's square matrices. All sums are exact in every precision.
 SIDE = 128
-# A device that does not respond within this time has failed.
 PRODUCT_S = 120.0
 
 
@@ -146,10 +145,6 @@ def _report(device: str, failure: str) -> ProbeReport:
 
 
 def _failure_of_product(device: str, may_be_full: bool = False) -> str:
-    """Multiplies two matrices on the device; returns the error, or "" if the product is correct.
-
-    With `may_be_full`, an out-of-memory error is not a failure.
-    """
     failure = f"no answer in {PRODUCT_S:.0f} s"
 
     def work() -> None:

@@ -33,13 +33,14 @@ def execute_sharded_run(
 ) -> dict:
     """Trains a run on Ray Train workers unless it has a result; returns the result.
 
-    Each start requests the most ranks that the placement allows, then fewer if the cluster has no
-    room. So a run continues if machines are lost. If the ranks stopped on SIGTERM or before a
-    preemption, they restart. After a crash, `CrashPolicy` decides whether to restart the run or
-    raise Ray Train's error.
+    First requests the most ranks that the placement allows. If the cluster has no room for them,
+    requests fewer, so that a run continues after machines are lost. If the ranks stop on SIGTERM or
+    before a preemption, starts them again. After a crash, `CrashPolicy` decides whether to restart
+    the run or raise Ray Train's error.
 
-    LeaseHeld and a DeviceError with a failed probe are raised at once. A rank's TrainingDiverged,
-    OutOfMemory (with advice) or ValueError is raised and recorded as the run's failure.
+    LeaseHeld, and a DeviceError whose probe failed, are raised without a restart. If a rank raises
+    TrainingDiverged, OutOfMemory (with advice) or ValueError, this error is recorded as the run's
+    failure and raised.
     """
     store = execution.store()
     directory = store.run(run.run_id)
@@ -90,8 +91,9 @@ def _raise_for_device(failures: list[Exception | None]) -> None:
 def _raise_permanent(failures: list[Exception], directory: RunDirectory) -> None:
     """Raises one of `failures` if it would occur again after a restart.
 
-    Looks for LeaseHeld, OutOfMemory and ValueError in this order, because each may cause those
-    listed after it. Records OutOfMemory and ValueError as the run's failure.
+    Looks for LeaseHeld first, then OutOfMemory, then ValueError, because an error of one kind may
+    have caused the errors of the later kinds. Records OutOfMemory and ValueError as the run's
+    failure.
     """
     for kind in (LeaseHeld, OutOfMemory, ValueError):
         for failure in failures:
@@ -139,7 +141,8 @@ def _trainer(
 class _RankBackend(TorchConfig().backend_cls):
     """Ray Train's torch backend, extended to probe each rank's device and to handle SIGTERM.
 
-    Ranks train in a second thread, but Python handles signals only in the main thread.
+    Python handles signals only in the main thread, but ranks train in a second thread. So the main
+    thread calls `note_sigterm` before the training starts.
     """
 
     def on_start(self, worker_group, backend_config) -> None:
@@ -169,8 +172,8 @@ def _probe_rank(execution: Execution) -> ProbeReport:
 def _device_of_rank(execution: Execution) -> str:
     """Returns this rank's device.
 
-    If torch sees no GPU in a GPU run, returns `cuda`, so that the probe fails. Ray Train would
-    return `cpu`.
+    If torch sees no GPU in a GPU run, returns `cuda`, so that the probe of this device fails. Ray
+    Train's own function would return `cpu`, on which the probe would succeed.
     """
     is_numbered = execution.device == "cuda" and torch.cuda.is_available()
     return str(get_device()) if is_numbered else execution.device
@@ -186,6 +189,9 @@ def _train_worker(config: Mapping) -> Any:
 
 
 def report_to_ray_train(progress: Mapping[str, Any]) -> bool:
-    """Reports progress together with all other ranks; returns True if a preemption is announced."""
+    """Reports this rank's progress; returns True if a preemption is announced.
+
+    Waits until all other ranks report too.
+    """
     ray.train.report(dict(progress))
     return ray.train.get_preemption_info() is not None

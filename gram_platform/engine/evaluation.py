@@ -1,7 +1,7 @@
 """Executes evaluations in this process, and schedules the evaluations during training.
 
-A run is evaluated at the points in its config. A run without points gets a few progress
-evaluations, which are only displayed: no result, learning curve or table uses them.
+A run is evaluated at the evaluation points in its config. A run without such points gets a few
+progress evaluations. These are only displayed: no result, learning curve or table uses them.
 """
 
 import math
@@ -39,7 +39,7 @@ from gram_platform.train.evaluate import (
     uniforms,
 )
 
-# A unit of work of a process: one node, or evaluations with common work.
+# What a process executes at once: one node, or evaluations with equal `common_work`.
 Task = tuple[Node, ...]
 # The result's fields, and the tensors that are stored with it.
 Measured = tuple[dict, dict[str, torch.Tensor]]
@@ -50,7 +50,7 @@ def execute_evaluation(
 ) -> dict:
     """Executes an evaluation unless it has a current result; returns the result.
 
-    Raises ValueError if the run was trained on other data.
+    Raises ValueError if the run was trained on data other than the evaluation's.
     """
     return execute_profiles([evaluation], [tags], execution)[0]
 
@@ -58,8 +58,8 @@ def execute_evaluation(
 def common_work(evaluation: AnyEvaluation) -> tuple | None:
     """Returns a key that is equal for evaluations that can be executed together.
 
-    Such evaluations measure the losses of one run's profiles on the same data. For any other
-    evaluation, returns None.
+    Evaluations with equal keys measure losses of the same run on the same sequences, but with
+    different profiles. Returns None if the evaluation must be executed alone.
     """
     view = evaluation.view
     if evaluation.measure != LOSSES or view.rule != "constant" or view.sources:
@@ -71,10 +71,10 @@ def common_work(evaluation: AnyEvaluation) -> tuple | None:
 def execute_profiles(
     evaluations: Sequence[AnyEvaluation], tags: Sequence[Mapping[str, str]], execution: Execution
 ) -> list[dict]:
-    """Executes evaluations with equal `common_work`, and loads the weights only once.
+    """Executes evaluations with equal `common_work`, and loads the run's weights only once.
 
-    The results are bit-identical to those of `execute_evaluation`. The elapsed time is divided
-    equally among the evaluations.
+    The results are bit-identical to those of `execute_evaluation`. The time recorded for each
+    evaluation is an equal part of the total time.
     """
     set_up_torch(execution)
     store, results, missing = execution.store(), {}, {}
@@ -132,8 +132,9 @@ def _token_losses(
 ) -> list[Measured]:
     """Returns [(result, losses of every token [num_sequences, seq_len] by domain)].
 
-    In the result, `losses` has the mean loss of each domain, and `text_losses` the losses of each
-    given text's tokens. The model reads a text after an end-of-text token.
+    The result's `losses` maps each domain to its mean loss. If the evaluation has texts of its own,
+    `text_losses` lists the losses of each text's tokens. The model reads every such text after an
+    end-of-text token.
     """
     (evaluation,) = evaluations
     arrays = {domain: corpus.validation(domain) for domain in evaluation.domains}
@@ -157,10 +158,11 @@ def _token_losses(
 def _continuations(
     evaluations: Sequence[Continuations], corpus: PackedCorpus, model: Transformer
 ) -> list[Measured]:
-    """Samples a continuation (a list of token ids) of each document of each domain.
+    """Samples a continuation (a list of token ids) of each prompt of each domain.
 
-    A continuation ends at its first end-of-text token. In the result, `surprisals` has each
-    domain's mean of -log(probability) over the sampled tokens, in nats.
+    Prompts are the evaluation's texts or, if it has none, the beginnings of validation documents. A
+    continuation ends at its first end-of-text token. The result's `surprisals` maps each domain to
+    the mean of -log(probability) over its sampled tokens, in nats.
     """
     from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer, text_tokens
 
@@ -231,10 +233,11 @@ def probe_steps(run: RunConfig) -> frozenset[int]:
 
 
 def progress_of(run: RunConfig, num_available: int) -> ProgressPlan:
-    """Plans up to NUM_PROGRESS_POINTS evaluations using at most PROGRESS_SHARE of a run's FLOPs.
+    """Plans at most NUM_PROGRESS_POINTS progress evaluations of a run.
 
-    Plans none for a run with evaluation points, and fewer for a short run. `num_available` is the
-    number of validation sequences in the smallest domain.
+    They use at most PROGRESS_SHARE of the run's training FLOPs, so a short run gets fewer. A run
+    with evaluation points in its config gets none. `num_available` is the number of validation
+    sequences in the smallest domain.
     """
     points, modules = run.eval_points, run.model.module_domains
     most = min(points.num_sequences, num_available)

@@ -1,6 +1,7 @@
 """Defines the settings for executing a node, such as storage, device and placement.
 
-Plans use them too, so this module imports no library that takes seconds to import.
+Commands that only make a plan use these settings too, and must start quickly. So this module
+imports no library that takes seconds to import.
 """
 
 import os
@@ -18,7 +19,6 @@ from gram_platform.store.folders import RemoteFolder, open_folder
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-# Ray's label with the id of a machine.
 NODE_ID = "ray.io/node-id"
 # The most seconds between two checkpoints, and thus of work that a lost machine costs [ours].
 LONGEST_INTERVAL_S = 1800.0
@@ -26,7 +26,10 @@ LONGEST_INTERVAL_S = 1800.0
 
 @dataclass(frozen=True)
 class Division:
-    """How micro-batches are divided over ranks and passes, and how much memory a rank needs."""
+    """How micro-batches are divided over ranks, and a rank's share over several passes.
+
+    Also contains the planner's estimate of a rank's memory.
+    """
 
     num_ranks: int = 1
     # Passes in which a rank runs its share of a micro-batch.
@@ -128,7 +131,6 @@ class Resources:
     gpus_per_machine: int = 8
     # The most GPUs (without GPUs, ranks) that are requested at once, or 0 for no limit.
     max_gpus: int = 0
-    # Ids of cordoned machines, see `Cordon`.
     cordoned: tuple[str, ...] = ()
 
     @property
@@ -157,8 +159,9 @@ class Resources:
 def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]:
     """Returns Ray's `storage_path` and `storage_filesystem` for a folder of the storage.
 
-    For a URL, the file system is the storage's own, because Ray would look for credentials
-    elsewhere. For a local folder it is None. Raises ValueError if the folder or a parent is a link.
+    If the storage is a URL, the file system is the one that the storage itself uses, because Ray's
+    would look for credentials elsewhere. If it is a local folder, the file system is None. Raises
+    ValueError if the folder or one of its parents is a link.
     """
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 

@@ -1,4 +1,4 @@
-"""Executes the nodes of a source, and yields events about them.
+"""Executes groups of nodes one after another, and yields events about the nodes.
 
 The state of the nodes is in the storage. An executor only decides which node starts next.
 """
@@ -56,7 +56,7 @@ class Event:
 class Executor:
     """Executes nodes. Subclasses define where they run.
 
-    `done` has the ids of nodes known to be done. The storage is not read for them.
+    `done` contains the ids of nodes that are known to be done, whose results are not looked up.
     `placements` are keyed by node id.
     """
 
@@ -82,9 +82,9 @@ class Executor:
         """Stops idle processes."""
 
     def events(self, source: Iterable[Sequence[Node]]) -> Iterator[Event]:
-        """Executes the source's nodes that are not done, and yields events.
+        """Executes the nodes in `source` that are not done, and yields events.
 
-        Takes the source's next group of nodes when all earlier nodes have ended.
+        Takes the next group of nodes from `source` when all nodes of earlier groups have ended.
         """
         for nodes in source:
             self.progress.done |= self._known & {node.id for node in nodes}
@@ -105,7 +105,7 @@ class Executor:
         raise NotImplementedError
 
     def look_at_runs(self) -> bool:
-        """Calls `self.look` and updates `progress.heartbeats`; returns True if any are new."""
+        """Updates `progress.heartbeats` and calls `self.look`; returns True for new heartbeats."""
         running = (i for i in self.progress.running if i in self._begun_runs)
         has_new = self._heartbeats.look(running)
         self.progress.heartbeats = self._heartbeats.latest
@@ -218,7 +218,7 @@ def execute_task(
     resources: Resources | None = None,
     stop_request: StopRequest | None = None,
 ) -> list[str]:
-    """Executes a node, or evaluations with common work; returns the warnings."""
+    """Executes a node, or evaluations with equal `common_work`; returns the warnings as texts."""
     configs, tags = [node.config for node in task], [node.names for node in task]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
@@ -240,7 +240,7 @@ def execute_node(
 
     A multi-rank run is executed on Ray Train with `resources`, any other node in this process.
     `stop_request` is passed to `execute_run`. Raises LeaseHeld if another process is executing the
-    run. For a multi-rank run, this is checked before workers are requested from Ray.
+    run. For a multi-rank run, raises it before requesting workers from Ray.
     """
     if not isinstance(config, RunConfig):
         return execute_evaluation(config, tags, execution)

@@ -72,9 +72,10 @@ class NodesFile(TypedDict):
 
 
 def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
-    """Returns the nodes without a result, and the runs that they need.
+    """Returns the nodes that are not done, and the runs that they need.
 
-    Includes these runs even if they are done, because weights are not exported.
+    Includes needed runs even if they are done. Their weights are not exported, so the other machine
+    has to train them again.
     """
     by_id = {node.id: node for node in nodes}
     open_ids = list(by_id.keys() - find_done_ids(nodes, store))
@@ -100,7 +101,7 @@ def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecip
 def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
     """Reads (nodes, recipe by data_id) from a nodes file. Raises ValueError if it is invalid.
 
-    A recipe is None if its corpus cannot be packed from the recipe alone.
+    The dict has None for a corpus that cannot be packed from its recipe alone.
     """
     try:
         plain: NodesFile = read_json(path, NodesFile)
@@ -126,7 +127,10 @@ def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
 
 
 def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> None:
-    """Packs corpora of generated stories. Raises ValueError if any other corpus is missing."""
+    """Packs the corpora that have a recipe, unless the storage already has them.
+
+    Raises ValueError if the storage lacks a corpus without a recipe.
+    """
     for data_id, recipe in recipes.items():
         if recipe is not None:
             say(f"data {data_id}: packing, unless it is there")
@@ -144,8 +148,8 @@ def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> No
 def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
     """Packs the files of ended nodes, except weights and checkpoints, into a .tar.gz.
 
-    Returns the number of ended nodes. After unpacking, these nodes are done or diverged, but
-    nodes that need their weights fail.
+    Returns the number of ended nodes. In a storage with the unpacked files, these nodes are done or
+    diverged. But nodes that need their weights fail there.
     """
     lifecycle, root = NodeLifecycle(store), Path(store.root)
     ends = lifecycle.ends(nodes)
@@ -163,7 +167,7 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
 
 
 def unpack_archive(path: Path, store: Store) -> int:
-    """Writes those files of an archive that the storage lacks; returns their number.
+    """Writes an archive's files that the storage does not have yet; returns their number.
 
     Raises ValueError before writing anything if the archive contains what `write_archive` never
     writes, such as a link or a path outside the storage.
@@ -187,8 +191,8 @@ def unpack_archive(path: Path, store: Store) -> int:
 def _read_archive(path: Path) -> Iterator[tuple[tuple[str, ...], int, gzip.GzipFile]]:
     """Yields (path components, size in bytes, stream positioned at the content) for each file.
 
-    Accepts only the headers that `write_archive` writes, for files and long file names. `tarfile`
-    would read other headers into memory, whatever their size.
+    Accepts only the two kinds of headers that `write_archive` writes: of files, and of long file
+    names. `tarfile` would read headers of other kinds into memory, whatever their size.
     """
     target_kind("archive", path)
     num_files, long_name = 0, ""

@@ -13,7 +13,6 @@ from gram_platform.store.leases import read_lease
 # The pause between two readings is this many times the last reading's duration, and at least
 # `SHORTEST_PAUSE_S`.
 SHORTEST_PAUSE_S, PAUSE_RATIO = 2.0, 3.0
-# A reading that takes longer than this causes a warning.
 LATE_S = 600.0
 
 
@@ -29,9 +28,9 @@ class Heartbeats:
         self._next, self._late, self._is_reading = 0.0, math.inf, False
 
     def look(self, run_ids: Iterable[str]) -> bool:
-        """Returns True if a reading has finished since the last call. Never blocks.
+        """Returns True if heartbeats have been read since the last call. Never blocks.
 
-        Raises the error of this reading, if any. Starts the next reading after a pause.
+        If reading them failed, raises the error. After a pause, a call starts to read them again.
         """
         now = time.monotonic()
         if self._job.is_busy:

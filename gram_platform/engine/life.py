@@ -1,8 +1,8 @@
 """Decides which nodes can start, and what to do when a node ends or crashes.
 
-`docs/architecture.md` has a table of a node's states. A new checkpoint resets the count of a run's
-crashes, so preemptions do not fail a run that makes progress. A crash does not count if its machine
-is cordoned afterwards.
+`docs/architecture.md` has a table of a node's states. A node fails after `MAX_CRASHES` crashes.
+Preemptions are counted as crashes, but each new checkpoint of a run resets the count, so a run that
+makes progress does not fail. A crash is not counted if its machine is cordoned afterwards.
 """
 
 import functools
@@ -43,15 +43,12 @@ class Progress:
     done: set[str] = field(default_factory=set)
     # The Unix time of each node's start, by id.
     running: dict[str, float] = field(default_factory=dict)
-    # The last known heartbeat of each running run, by its id.
     heartbeats: Mapping[str, Mapping] = field(default_factory=dict)
-    # Why a node failed, by its id.
     failed: dict[str, str] = field(default_factory=dict)
     # Ids of the failed or blocked nodes that prevent a node from starting, by the node's id.
     blocked: dict[str, list[str]] = field(default_factory=dict)
     # The number of nodes that were done before this driver started.
     reused: int = 0
-    # The nodes that need a node, by its id.
     dependants: dict[str, list[Node]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, nodes: Iterable[Node]) -> None:
@@ -60,7 +57,7 @@ class Progress:
                 self.dependants[needed].append(node)
 
     def fail(self, node_id: str, message: str) -> list[str]:
-        """Records a failed node; returns the ids of all nodes that this newly blocks."""
+        """Records that a node failed; returns the ids of all nodes that become blocked by it."""
         self.failed[node_id] = message
         culprits = [node_id]
         for culprit in culprits:
@@ -95,10 +92,11 @@ class CrashPolicy:
     def after(
         self, name: str, kind: str, text: str, saved_step: int, probe: ProbeReport | None = None
     ) -> NextStep:
-        """Returns what to do after an error of the node or trial with this name.
+        """Returns what to do after an error of the node or trial `name`.
 
-        `kind` is the error's `kind_of`, `text` its message, and `saved_step` the step of the last
-        checkpoint. Cordons the machine if `probe`, the last probe of its device, failed.
+        `kind` is what `kind_of` returns for the error, `text` the error's message, and `saved_step`
+        the step of the last checkpoint. Cordons the machine if `probe`, the last probe of its
+        device, failed.
         """
         if kind == HELD:
             return NextStep(HELD)
@@ -114,10 +112,6 @@ class CrashPolicy:
         return NextStep(FAILED, f"{text} ({MAX_CRASHES} crashes without a checkpoint in between)")
 
     def _count(self, name: str, saved_step: int, machine: str) -> int:
-        """Records a crash; returns the number of crashes since the last checkpoint.
-
-        Crashes on machines that are cordoned now are excluded.
-        """
         machines, step = self._crashes.get(name, ([], 0))
         machines = [*(machines if saved_step <= step else ()), machine]
         self._crashes[name] = machines, saved_step
@@ -140,7 +134,7 @@ def kind_of(error: BaseException | None) -> str:
 
 
 class NodeLifecycle:
-    """Reads how nodes ended. Stores an ended node's tags, and its config if it is missing."""
+    """Reads how nodes ended. Stores the tags of ended nodes, and configs that are missing."""
 
     def __init__(self, store: Store, retry_diverged: bool = False):
         self._store, self._retry_diverged = store, retry_diverged
@@ -220,9 +214,7 @@ class WaitingNodes:
         self._open: dict[str, int] = {}
         # Nodes that wait for a retry, as a heap of (monotonic time, place, node).
         self.delayed: list[tuple[float, Place, Node]] = []
-        # Ids of the delayed nodes that another driver executes.
         self._held: set[str] = set()
-        # Ids of the nodes that get their own task, because a common task failed.
         self._alone: set[str] = set()
         self._place: dict[str, Place] = {}
 
@@ -278,8 +270,8 @@ class WaitingNodes:
     ) -> None:
         """Retries a node after a delay, ahead of all other nodes in its queue.
 
-        `held` means that another driver is executing the node. With `alone`, the node gets its own
-        task from now on.
+        `held` means that another driver is executing the node. With `alone`, the node no longer
+        shares a task with other evaluations.
         """
         self._held |= {node.id} if held else set()
         self._alone |= {node.id} if alone else set()
@@ -288,7 +280,10 @@ class WaitingNodes:
         heapq.heappush(self.delayed, (time.monotonic() + after_s, self._place[node.id], node))
 
     def look_again(self) -> list[Node]:
-        """Makes delayed nodes ready when due; returns those that another driver has ended."""
+        """Makes a delayed node ready after its delay, unless another driver has ended it.
+
+        Returns the nodes that another driver has ended.
+        """
         ended = []
         while self.delayed and self.delayed[0][0] <= time.monotonic():
             _, _, node = heapq.heappop(self.delayed)
@@ -359,7 +354,7 @@ def _read_finished(
 
 
 def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
-    """Adds the stored tags to nodes, so that a driver prints the same names as `gram`."""
+    """Adds the stored tags to nodes, so that a driver prints the same node names as `gram`."""
     nodes = list(nodes)
     stored = store.concurrently(lambda node: store.node(node.kind, node.id).tags(), nodes)
     return [

@@ -81,7 +81,8 @@ def safe_path(*folders: str) -> dict[str, str]:
 class OwnFolder:
     """A new folder that only this user can enter, removed when this process exits.
 
-    `path` is a folder inside it, which Ray makes accessible to all users.
+    `path` is a second folder inside it. Ray makes the inner folder accessible to all users, but
+    others cannot enter the outer one.
     """
 
     def __init__(self, place: Path) -> None:
@@ -105,9 +106,9 @@ class OwnFolder:
 
 
 def remove_at_end(folder: Path) -> None:
-    """Waits until standard input closes, then kills Ray and removes the folder.
+    """Waits until standard input closes, then kills Ray's last workers and removes the folder.
 
-    If the input is KEEP, does neither.
+    If it reads the line KEEP from standard input, does neither.
     """
     if sys.stdin.buffer.readline() == KEEP:
         return

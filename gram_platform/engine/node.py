@@ -64,7 +64,7 @@ class MetricsSummary:
         self.first_step, self.started = first_step, time.monotonic()
 
     def state(self) -> dict:
-        """Returns the losses and norms since the last record as plain values; {} if none."""
+        """Returns the losses and gradient norms since the last record, or {} if there are none."""
         losses = {domain: list(losses) for domain, losses in self.losses.items()}
         return {"losses": losses, "norms": list(self.norms)} if self.norms else {}
 
@@ -77,7 +77,7 @@ class MetricsSummary:
         self.norms: list[float] = []
 
     def add(self, record: StepRecord) -> dict[str, float]:
-        """Adds a step. If it completes a record, returns the record's metrics, otherwise {}."""
+        """Adds a step. If this step completes a record, returns its metrics, otherwise {}."""
         for domain, loss in zip(record.domains, record.losses, strict=True):
             self.losses[domain].append(loss)
         self.norms.append(record.grad_norm)
@@ -111,9 +111,9 @@ def execute_run(
     """Trains a run from its last checkpoint unless it has a current result; returns the result.
 
     On SIGTERM or a stop request, exits after the current step, with a checkpoint. Raises LeaseHeld
-    while another process is training the run, and ValueError if the checkpoint was made with other
-    data. TrainingDiverged, OutOfMemory (with advice) and unexpected errors are raised and recorded
-    as the run's failure.
+    while another process is training the run, and ValueError if the data have changed since the
+    checkpoint. TrainingDiverged, OutOfMemory (with advice) and unexpected errors are raised and
+    recorded as the run's failure.
     """
     set_up_torch(execution)
     store = execution.store()
@@ -232,7 +232,10 @@ class RunExecution:
 
     @property
     def identity(self) -> dict:
-        """The hashes of data and plan. A run resumes only from a checkpoint with equal hashes."""
+        """The hashes of the data, and of the plan: the domains and routes in training order.
+
+        A run resumes only from a checkpoint with the same hashes.
+        """
         return {
             "data_fingerprint": self.corpus.fingerprint,
             "plan_sha256": self.schedule.fingerprint,

@@ -30,11 +30,11 @@ LOOK_AT_PARTS_EVERY_S = 1.0
 
 
 def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
-    """Returns workers that execute packing tasks on Ray. They call `connect` first.
+    """Returns a function that calls `connect`, then executes packing tasks on Ray.
 
-    A single task runs in this process, without Ray. With `anywhere`, tasks run on any machines of
-    the cluster, which must see the same files. Otherwise, they run on this machine. A task whose
-    process dies is retried. Raises ClusterLost if Ray dies.
+    If there is only one task, it runs in this process, without Ray. With `anywhere`, tasks run on
+    any machines of the cluster, which must all see the same files. Otherwise, they run on this
+    machine. A task whose process dies is retried. Raises ClusterLost if Ray dies.
     """
     return partial(_spread, connect, anywhere)
 
@@ -50,9 +50,10 @@ class PackingPlace:
 def placement(anywhere: bool) -> PackingPlace | None:
     """Chooses where packing tasks run. Returns None if only one task could run at a time.
 
-    With `anywhere`, tasks run on the cluster's packing machines, so that they neither start nor
-    slow down GPU machines. If there are none, tasks run on any CPU of the cluster. Without
-    `anywhere`, they run on this machine: on Ray's CPUs or, if Ray has none here, on all cores.
+    With `anywhere`, tasks run on the machines that have Ray's resource `pack`, so that they neither
+    start nor slow down GPU machines. If the cluster has no such machines, tasks run on any of its
+    CPUs. Without `anywhere`, they run on this machine: on the CPUs that Ray has here or, if it has
+    none, on all cores.
     """
     if anywhere and _has_pack_machines():
         return PackingPlace(

@@ -86,7 +86,7 @@ class BackgroundJob:
         return self._job is not None and not self._job.done()
 
     def start(self, job: Callable[[], object]) -> None:
-        """Starts a job. Call `wait` first."""
+        """Starts a job. Call `wait` first, which raises the error of the previous job."""
         self._job = self._executor.submit(job)
 
     def wait(self) -> None:
@@ -199,7 +199,8 @@ class StopRequest:
     def received(self) -> bool:
         """Returns True if the process has been asked to stop.
 
-        Asks Ray every `POLL_S` in a thread, because the call blocks while Ray's head is lost.
+        Asks Ray about draining every `POLL_S`, in a thread because the call blocks while Ray's head
+        is lost.
         """
         self._look(self)
         may_ask = self._asks_ray and not (self._received or self._is_asking)
@@ -213,12 +214,11 @@ class StopRequest:
             if is_draining():
                 self.receive()
         finally:
-            # Ray is asked again even after an error.
             self._next_poll = time.monotonic() + POLL_S
             self._is_asking = False
 
     def exit(self) -> None:
-        """Raises KeyboardInterrupt after Ctrl-C, otherwise SystemExit with the request's code."""
+        """Raises KeyboardInterrupt after Ctrl-C, otherwise SystemExit with the exit code."""
         raise KeyboardInterrupt if self._code == 128 + signal.SIGINT else SystemExit(self._code)
 
 
@@ -244,8 +244,9 @@ def stop_on_signal(
 ) -> Iterator[StopRequest]:
     """Context manager that turns the first of `signals` into a stop request.
 
-    A second signal calls the previous handler. Only the main thread can handle signals. In
-    another thread, yields `stop_request`, or by default the request of `note_sigterm`.
+    A second signal calls the previous handler. Only the main thread can handle signals. In any
+    other thread, only yields `stop_request` or, if it is None, the request that `note_sigterm` has
+    made.
     """
     if threading.current_thread() is not threading.main_thread():
         yield stop_request or _request_of_process or StopRequest()
@@ -265,7 +266,7 @@ def note_sigterm() -> None:
     """Turns the first SIGTERM into a stop request for all threads of this process.
 
     Call it in the main thread of a Ray Train worker, which trains in a second thread. The request
-    does not ask Ray about draining, because Ray Train reports it.
+    does not ask Ray about draining, because Ray Train announces preemptions.
     """
     global _request_of_process
     _request_of_process = StopRequest(asks_ray=False)
@@ -273,10 +274,6 @@ def note_sigterm() -> None:
 
 
 def _receive_first(stop_request: StopRequest, signals: Sequence[int]) -> Callable[[], None]:
-    """Passes the first of `signals` to `stop_request`, then restores the previous handlers.
-
-    Returns a function that restores them if no signal has come.
-    """
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in signals}
 
     def restore() -> None:

@@ -38,7 +38,6 @@ from gram_platform.train.sharding import ShardedLearner
 
 LEASE_MARGIN_S = 5.0
 LARGE_WEIGHTS_BYTES = 4 * 2**30
-# The time-out while a rank fetches data or weights, or writes the result.
 LONG_WORK_TIMEOUT_S = 2 * 3600.0
 LEFT = "left"
 REPORT_EVERY_S = 5.0
@@ -48,14 +47,17 @@ Report = Callable[[Mapping[str, Any]], bool]
 
 @dataclass(frozen=True)
 class RanksStopped:
-    """Why all ranks stopped without a result. `reason` is LEFT (on request) or `State.DIVERGED`."""
+    """Why all ranks stopped without a result.
+
+    `reason` is `State.DIVERGED`, or LEFT if they were asked to stop.
+    """
 
     reason: str
     message: str
 
 
 class _StopOfAllRanks(Exception):
-    """Stops training on all ranks after a commit."""
+    """Raised on all ranks after a commit, to stop training."""
 
 
 def train_rank(
@@ -64,9 +66,10 @@ def train_rank(
     """Trains this rank's part of a run in an initialised process group.
 
     Returns None if the run is complete, otherwise why the ranks stopped. A thread calls `report`
-    every `REPORT_EVERY_S`, equally often on all ranks. A rank waits at most `LONG_WORK_TIMEOUT_S`
-    while others load or save. In a step, the process group's time-out applies. Raises OutOfMemory,
-    with advice, if memory runs out.
+    every `REPORT_EVERY_S`, equally often on all ranks. While some ranks load or save, the other
+    ranks wait for them for at most `LONG_WORK_TIMEOUT_S`. In a training step, ranks wait for each
+    other for at most the process group's time-out. Raises OutOfMemory, with advice, if memory runs
+    out.
     """
     set_up_torch(execution)
     patient = _patient_group()
@@ -163,14 +166,14 @@ class Reports(StopRequest):
 
 
 class VotingLearner(ShardedLearner):
-    """Sends the ranks' votes together with a step's losses, in the same collective.
+    """Sends the ranks' votes together with a step's losses, in the same collective operation.
 
-    One rank's vote is enough for a decision, which all ranks make after the same step.
+    Each rank votes on, for example, whether to checkpoint or stop. If at least one rank votes for
+    it, all ranks do it, after the same step.
     """
 
     # Returns this rank's votes. It is set before the first step.
     votes: Callable[[], Sequence[bool]]
-    # The decisions after the last step, equal on all ranks.
     decisions: tuple[bool, ...] = ()
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
@@ -183,7 +186,7 @@ class VotingLearner(ShardedLearner):
 class ShardedExecution(RunExecution):
     """Executes a run on one rank. If one rank is asked to stop, all ranks stop.
 
-    Rank 0 holds the attempt, and its clock decides when all ranks checkpoint and report.
+    Rank 0 holds the attempt, and decides by its clock when all ranks checkpoint and report.
     """
 
     def __init__(self, run, corpus, attempt, execution, start, reports, patient):
@@ -214,8 +217,8 @@ class ShardedExecution(RunExecution):
     def _read_together(self, position: tuple[int, str]) -> Resumed:
         """Reads this rank's rows of the checkpoint at `position`, (step, attempt_id).
 
-        If any rank fails, all ranks raise an error: CorruptFile if every failure is a damaged or
-        missing file, otherwise OSError.
+        If any rank fails, all ranks raise an error: CorruptFile if all ranks that failed found a
+        damaged or missing file, otherwise OSError.
         """
         resumed, error = None, None
         try:
@@ -299,7 +302,8 @@ class ShardedExecution(RunExecution):
 def _from_all_ranks(value, group: dist.ProcessGroup) -> list:
     """Returns the values of all ranks, in rank order.
 
-    Values are sent as JSON, because torch's object collectives unpickle what they receive.
+    Values are sent as JSON. Torch's `all_gather_object` uses pickle, which can execute received
+    code.
     """
     encoded = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]

@@ -1,7 +1,8 @@
-"""Executes nodes on Ray, as many at once as fit, each after the nodes that it needs.
+"""Executes nodes on Ray, as many at the same time as the cluster can hold.
 
-If a node's process crashes, the node restarts from its last checkpoint. A failed node blocks only
-its dependants. Slots execute single-rank nodes, and Ray Train workers multi-rank runs.
+A node starts after the nodes that it needs. If a node's process crashes, the node restarts from its
+last checkpoint. A failed node blocks only its dependants. Slots execute single-rank nodes, and Ray
+Train workers multi-rank runs.
 """
 
 import time
@@ -33,7 +34,6 @@ from gram_platform.engine.process import memory_advice
 from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, task_name
 from gram_platform.methods.nodes import Node
 
-# Seconds between two checks that Ray is alive.
 NOTICE_RAY_S = 0.1
 
 
@@ -59,9 +59,7 @@ class RayExecutor(Executor):
         self.in_flight: dict[ray.ObjectRef, Task] = {}
         # Nodes that another driver has ended, not yet reported.
         self.ended: list[Node] = []
-        # Why a stalled node's process was killed, by node id.
         self.stalls: dict[str, str] = {}
-        # The machine on which a node lacked memory, by node id.
         self.lacked_memory: dict[str, ProbeReport | None] = {}
         # A node's last step, and when this step was first seen, by node id.
         self.last_step: dict[str, tuple[int, float]] = {}
@@ -123,10 +121,10 @@ class RayExecutor(Executor):
         return self.placement(task).fewest.num_ranks
 
     def _fitting(self) -> list[Task]:
-        """Chooses the tasks that fit on the cluster, now or after it grows.
+        """Chooses the tasks that fit on the cluster, now or after it gets more machines.
 
-        Raises ClusterLost if no task is running and the next one would fit only on cordoned
-        machines.
+        Raises ClusterLost if no task is running and the next task in the queue would fit only on
+        cordoned machines.
         """
         free, chosen, too_wide = None, [], 0
         for ranks, tasks in self.waiting.tasks():
@@ -145,9 +143,10 @@ class RayExecutor(Executor):
         return chosen
 
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
-        """Starts a multi-rank run; returns a Ray reference to its warnings.
+        """Starts a Ray task that executes a multi-rank run; returns a reference to its warnings.
 
-        A task on the driver's machine, which is not preempted, waits for the ranks.
+        The task only waits for the ranks. It is placed on the driver's machine, which is not
+        preempted.
         """
         here = ray.get_runtime_context().get_node_id()
         execute = _execute_gang.options(
@@ -173,7 +172,6 @@ class RayExecutor(Executor):
                 self.slots.kill(reference)
 
     def _take_back(self, reference: ray.ObjectRef) -> list[Node]:
-        """Records a started slot or an ended task; returns the task's nodes that have ended."""
         if reference in self.slots.starting:
             try:
                 self.slots.note_start(reference)

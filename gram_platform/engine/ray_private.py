@@ -89,7 +89,10 @@ def address_of(given: str | None) -> str:
 
 
 def refusal(address: str, token: str, timeout_s: float) -> str:
-    """Returns why the cluster at `address` cannot be joined, or "". Takes at most `timeout_s`."""
+    """Returns why the cluster at `address` cannot be joined, or "" if it can.
+
+    Takes at most `timeout_s`.
+    """
     deadline = time.monotonic() + timeout_s
     try:
         with _channel(address) as channel:
@@ -145,10 +148,10 @@ def _channel(address: str) -> grpc.Channel:
 
 
 def adapt(trainer: Any) -> Any:
-    """Changes a trainer to request ranks only once, as a placement group; returns the trainer.
+    """Makes a trainer request its ranks only once, as a placement group; returns the trainer.
 
-    Ray Train would also request each rank separately, so the autoscaler would start unused one-GPU
-    machines. Also removes Ray Train's unused process for datasets.
+    Ray Train would request each rank a second time, separately. An autoscaler would then start
+    one-GPU machines that stay unused. Also removes Ray Train's unused process for datasets.
     """
     from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
     from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy

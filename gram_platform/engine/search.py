@@ -1,6 +1,6 @@
 """Runs the trials of a search on Ray Tune, as many at once as fit on the cluster.
 
-Ray Tune places trials, and reuses and restarts their processes. Our searcher proposes trials and
+Ray Tune places trials, and reuses and restarts their processes. `_Searcher` proposes trials and
 enforces limits. A search resumes from Optuna's database and the storage, never from Tune's own
 results in `<storage>/tune`.
 """
@@ -87,7 +87,7 @@ class Tuning:
 
 
 class TrialWatch:
-    """Observes trials and decides whether another may start. Its errors end the search."""
+    """Observes trials and decides whether another may start. An error it raises ends the search."""
 
     def may_start(self) -> bool:
         """Returns True if another trial may start, that is, if no limit has been reached."""
@@ -176,7 +176,6 @@ class _Scheduler(_StaysHere, FIFOScheduler):
         super().__init__()
         self._searcher, self._cordon = searcher, cordon
         self._last_reports: dict[str, Mapping[str, Any]] = {}
-        # The id of the machine on which a trial lacked memory, by the trial's id.
         self._avoided: dict[str, str] = {}
 
     def on_trial_result(self, tune_controller, trial, result: dict) -> str:
@@ -206,9 +205,9 @@ class _Scheduler(_StaysHere, FIFOScheduler):
 def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "") -> dict[str, str]:
     """Returns Ray's label selector for the machines that may execute a trial, or {} for all.
 
-    If the cluster must not grow, the selector lists only present machines. A multi-rank trial only
-    waits for its ranks, so it runs on the driver's machine, which is not preempted. The machine
-    `avoided` (an id) is used only if no other is large enough.
+    If the cluster must not grow, the selector lists only present machines. The process of a
+    multi-rank trial only waits for its ranks. So it runs on the driver's machine, which is not
+    preempted. `avoided` is the id of a machine that is used only if no other is large enough.
     """
     if not {"CPU", "GPU"} & bundle.keys():
         return {NODE_ID: ray.get_runtime_context().get_node_id()}
@@ -288,9 +287,10 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
     def _fits(self) -> bool:
         """Returns True if another trial may be proposed.
 
-        A trial that depends on results is proposed only when it can start, so that Optuna knows as
-        many results as possible. On a cluster that can grow, other trials may wait in Ray's queue,
-        so that the autoscaler starts machines. If `max_concurrent` is set, all trials may wait.
+        If the proposal depends on the results of earlier trials, it is made only when the trial can
+        start, so that Optuna knows as many results as possible. If it does not, or if
+        `max_concurrent` is set, it may be made earlier on a cluster that can grow. The trial then
+        waits in Ray's queue, so that the autoscaler starts machines.
         """
         max_concurrent = self._tuning.max_concurrent
         if not self._running:
@@ -315,7 +315,6 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
             self.error = error
 
     def _why_failed(self, proposal: Proposal, report: Mapping[str, Any]) -> str:
-        """Returns why a crashed trial failed. If it restarts, prints a warning and returns ""."""
         text, store, probe = report["message"], self._execution.store(), probe_in(report)
         saved_steps = count_committed_steps(self._problem, proposal.point, store)
         next_step = self._policy.after(proposal.name, report[KIND], text, saved_steps, probe)
@@ -346,6 +345,6 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
             self.error = error
 
     def save(self, checkpoint_path: str) -> None:
-        """Writes an empty file, which Ray Tune expects. The state is in the trials' source."""
+        """Writes an empty file, because Ray Tune expects one. The source has the search's state."""
         with open(checkpoint_path, "wb"):
             pass

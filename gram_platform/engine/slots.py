@@ -28,7 +28,6 @@ from gram_platform.train.loop import TrainingDiverged
 IDLE_S = 10.0
 MAX_FAILED_STARTS = 4
 MOST_S_TO_NEXT_START = 60.0
-# How long slots may still start on a machine after it was cordoned.
 LAST_STARTS_S = 60.0
 # Errors of a task after which its process is still usable.
 FORESEEN = (LeaseHeld, TrainingDiverged, ValueError)
@@ -65,22 +64,19 @@ class SlotPool:
         # The monotonic time at which each idle slot became idle.
         self.idle: dict[ActorHandle, float] = {}
         self.busy: dict[ray.ObjectRef, ActorHandle] = {}
-        # The probe of each slot that has started.
         self.probes: dict[ActorHandle, ProbeReport] = {}
-        # The driver's resources when each starting slot was requested.
         self._requested: dict[ActorHandle, Resources] = {}
         self._reserved_machine = ""
         self._failed_starts = 0
-        # When the next slot may start, by the monotonic clock.
         self._next_start = 0.0
 
     def request(self, number: int, reserved: str = "") -> None:
-        """Starts or stops slots, so that `number` slots are free.
+        """Starts or stops slots, so that `number` slots are idle or starting.
 
         Surplus slots stop at once if they have not started, otherwise after `IDLE_S` without work.
-        After a failed start, no slot starts for 1 s, then for 2 s, 4 s and so on. `reserved` is a
-        machine that is being freed for a multi-rank run. Its slots stop after their tasks, and
-        meanwhile no slot starts on any machine.
+        After a failed start, no slot starts for 1 s, then for 2 s, 4 s and so on. `reserved` is the
+        id of a machine that is being freed for a multi-rank run, or "". The machine's slots stop
+        after their tasks. While a machine is reserved, no slot starts on any machine.
         """
         now = time.monotonic()
         self._reserved_machine = reserved
@@ -114,9 +110,10 @@ class SlotPool:
 
     @property
     def may_come(self) -> bool:
-        """Returns True if slots requested before the last cordon may still start.
+        """Returns True if slots that were requested before the last cordoning may still start.
 
-        They have `LAST_STARTS_S` to start. On the cordoned machine, they may get a GPU that works.
+        They may do so for `LAST_STARTS_S`, even on the cordoned machine: another of its GPUs may
+        work.
         """
         return (
             bool(self._list_outdated()) and time.monotonic() - self.cordon.changed < LAST_STARTS_S
@@ -137,8 +134,8 @@ class SlotPool:
     def note_start(self, reference: ray.ObjectRef) -> None:
         """Records that a slot has started; cordons its machine if the device does not work.
 
-        Raises Ray's error after `MAX_FAILED_STARTS` failed starts in a row. Slots that fail
-        together, for example on a lost machine, count as one.
+        Raises Ray's error after `MAX_FAILED_STARTS` failed starts in a row. Slots that fail at the
+        same time, for example on a lost machine, are counted as one failed start.
         """
         slot = self.starting.pop(reference)
         try:
@@ -165,8 +162,8 @@ class SlotPool:
     ) -> ray.ObjectRef | None:
         """Submits a task to an idle slot; returns a Ray reference to the task's warnings.
 
-        Returns None if no suitable slot is idle. `avoided` is the probe of a device where the task
-        lacked memory. Slots on this device are suitable only if there are no others.
+        Returns None if no suitable slot is idle. `avoided` is the probe of a device on which the
+        task ran out of memory. Slots on this device are used only if no slot is on another device.
         """
         # The slot used last gets the task, so that the others can end.
         slot = next((s for s in reversed(self.idle) if self.probes[s] != avoided), None)

@@ -26,7 +26,6 @@ FACTS = tuple(f.name for f in fields(Outcome) if f.name not in ("name", "point",
 class Trial(tune.Trainable):
     """Executes trials in one Ray Tune process. Each trial reports once, at its end."""
 
-    # Set by `trial_class`, and the same for all trials.
     problem: Problem
     execution: Execution
     resources: Resources
@@ -92,8 +91,8 @@ def crash_report(error: BaseException) -> dict[str, Any]:
 def outcome_report(outcome: Outcome) -> dict[str, Any]:
     """Returns the report of a trial's outcome.
 
-    Metrics come first, because TensorBoard shows only five numbers by default. Tune may reuse the
-    process if `done` is true.
+    Metrics come first, because TensorBoard shows only five numbers by default. If the field `done`
+    is true, Tune may reuse the process for another trial.
     """
     metrics = {name: float(value) for name, value in outcome.metrics.items()}
     facts = {fact: getattr(outcome, fact) for fact in FACTS}

@@ -45,7 +45,6 @@ Point = Mapping[str, float | int | str]
 
 # Random trials before Optuna's sampler uses results. This is Optuna's default.
 NUM_RANDOM_TRIALS = 10
-# The fields of an outcome that are stored in Optuna's database.
 TOLD = ("state", "message", "elapsed_s", "trained_s", "rank_s")
 # A worker's memory without a model, for Python, torch, Ray and mapped files.
 PROCESS_BYTES = GIB
@@ -66,7 +65,10 @@ class Problem(Protocol):
         """
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Computes finite metrics from the results by node id, or raises ValueError."""
+        """Computes a trial's metrics. `results` are keyed by node id.
+
+        Raises ValueError if a metric is not finite.
+        """
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A trial to run. `key` is for the source that proposed the trial."""
+    """A trial to run. Only the source that proposed it uses `key`."""
 
     name: str
     point: Point
@@ -106,7 +108,6 @@ class Proposal:
 class PointList:
     """Proposes every point once."""
 
-    # Whether the next proposal is independent of running trials' results.
     is_independent = True
 
     def __init__(self, points: Iterable[tuple[str, Point]]):
@@ -135,10 +136,8 @@ class Group:
     study: optuna.Study
     # The number of complete trials at which the group is finished.
     num_trials: int
-    # The study's database, which is needed to resume a trial.
     storage: optuna.storages.BaseStorage | None = None
     num_started: int = 0
-    # Optuna's numbers of the trials that a dead driver left running.
     resumable: list[int] = field(default_factory=list)
 
     @property
@@ -163,7 +162,9 @@ class Group:
 
 
 class OptunaSource:
-    """Proposes trials from Optuna studies, preferring those with many trials left and few started.
+    """Proposes trials from the Optuna studies of a search.
+
+    The next trial is from the study with the largest number of trials left minus trials started.
 
     A search must have only one driver at a time. Trials that a dead driver left running are
     proposed again with the same parameters. A new driver replaces failed trials with new ones.
@@ -232,8 +233,8 @@ Source = PointList | OptunaSource
 def open_study(storage: optuna.storages.BaseStorage, name: str, metric: str) -> optuna.Study:
     """Opens or creates the study `name`, with a TPE sampler that minimises the metric.
 
-    The sampler's seed depends on the name and the number of trials, so that a resumed search draws
-    different random points.
+    The sampler's seed depends on the name and the number of trials, so that a resumed search does
+    not draw the same random points again.
     """
     study = optuna.create_study(
         storage=storage, study_name=name, direction="minimize", load_if_exists=True
@@ -344,10 +345,10 @@ class _NodeRunner:
 def reservation(placements: Collection[Placement], resources: Resources) -> dict[str, float]:
     """Returns the resources that Ray reserves for a trial whose nodes have these placements.
 
-    A single-rank trial reserves the CPUs and GPUs of a run. On CPUs, it also reserves its largest
-    node's memory. A multi-rank trial waits on the driver's machine for Ray Train's workers, which
-    have their own reservations. That machine's memory limits the number of such trials
-    (`most_gangs`).
+    A single-rank trial reserves the CPUs and GPUs of a run. In a search on CPUs, it also reserves
+    the memory of its largest node. A multi-rank trial reserves only memory for its process, which
+    waits for Ray Train's workers: these have their own reservations. `most_gangs` limits the number
+    of such trials.
     """
     if trial_ranks(placements) > 1:
         return {"memory": MEMORY_STEP}
