@@ -119,7 +119,6 @@ def tags_to_add(stored: Mapping[str, str], tags: Mapping[str, str]) -> dict[str,
 
 
 def view_runs(view: View | None) -> frozenset[str]:
-    """Returns the ids of the runs whose weights a view uses."""
     return frozenset() if view is None else view.run_ids
 
 
