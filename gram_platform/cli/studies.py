@@ -24,7 +24,7 @@ def sync_command(
 
     Args:
         to: mlflow, tensorboard, wandb or the tracker of an installed package; trackers other than
-            mlflow get curves and results, as files in --folder (for wandb, upload with `wandb sync`)
+            mlflow get curves and results as files in --folder (for wandb, upload with `wandb sync`)
         folder: folder for the files of a tracker other than MLflow
     """
     store = open_existing(storage)
