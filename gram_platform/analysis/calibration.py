@@ -9,10 +9,12 @@ two kinds:
 - `unit`: finished baselines of other lengths and seeds, each with its own warm-up and decay, are
   rated like any model. The share is the baseline's steps divided by the reference's.
 
-The spread over a study's seeds does not contain the `unit` error, so it is estimated apart. For one
-ratio, the errors of each share are averaged over seeds, and the unit error is the root mean square
-of these averages over shares. For a difference of two ratios on the same curves, the same is done
-with the differences between a seed's errors at neighbouring shares.
+The spread over a study's seeds does not contain the `unit` error, so it is estimated separately:
+
+- for one ratio, average the errors over seeds at each share, then take the root mean square of the
+  averages;
+- for a difference of two ratios on the same curves, do the same with the difference between each
+  seed's errors at neighbouring shares.
 """
 
 import math

@@ -113,8 +113,8 @@ def analyse(
 ) -> Analysis:
     """Returns all tables of a study.
 
-    Rows have the order of `sizes`. Ratios are measured against the baselines in `unit`, by default
-    those in `losses`. With `own_baseline`, each seed is compared with its own baseline, as in the
+    Rows are in the order of `sizes`. Ratios are measured against the baselines in `unit` (default:
+    `losses`). With `own_baseline`, each seed is compared with its own baseline, as in the
     paper's titration. Then `fits` has rows for each seed, and the `intervals` JACKKNIFE and
     CURVE_FIXED give equal results. Raises ValueError if a view or an attack occurs twice.
     """

@@ -151,7 +151,7 @@ def worst(*codes: int) -> int:
 def escape_output() -> None:
     """Sets stdout and stderr to write escapes for characters that their encoding lacks.
 
-    Also replaces closed streams, and raises $COLUMNS if the terminal is too narrow.
+    Also replaces closed streams, and increases $COLUMNS if the terminal is too narrow.
     """
     width = shutil.get_terminal_size().columns
     if "COLUMNS" in os.environ or width < FEWEST_COLUMNS:

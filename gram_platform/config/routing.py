@@ -137,7 +137,7 @@ class Schedule:
         """Returns each unit's companions as int64 [num_units], in which bit i is module i.
 
         Companions are active modules other than the unit's own. A core batch has no companion,
-        one (the paper), a random subset [ours] or all modules.
+        one (as in the paper), a random subset [ours] or all modules.
         """
         routing, num_subsets = self.config.routing, 1 << len(self._modules)
         beside = np.zeros(len(self._units), dtype=np.int64)
@@ -264,7 +264,9 @@ def route_counts(
 
 
 def draw_positions(seed: int, budget: DomainBudget, cursor: int, count: int) -> np.ndarray:
-    """Returns the pool positions of `count` draws of a domain from draw `cursor` on, int64 [count].
+    """Returns the pool positions of a domain's next `count` draws, int64 [count].
+
+    The first of these draws has the number `cursor`.
 
     Each pass over the pool has a different order, determined by seed, domain and pass number.
     """

@@ -115,7 +115,7 @@ class Written:
     parts: tuple["Written", ...] = ()
 
     def build(self, kind: Any, start: Any = None) -> Any:
-        """Builds a dataclass: `start`, if any, with these fields. Errors name place and line."""
+        """Builds a dataclass, or a copy of `start` with these fields. Errors name file and line."""
         with self.locate_errors():
             return from_plain(kind, overlaid(start, self.plain))
 

@@ -63,9 +63,9 @@ def fetch(
 ) -> tuple[tuple[Unit, ...], dict[str, int]]:
     """Downloads the missing parts of every row. Each worker fetches one shard (file) of a row.
 
-    Returns (units, counts). The units are parts from the start of each row, as many as are needed
-    for its number of bytes in `source.num_bytes`. `counts` maps the names of rows to the numbers of
-    records that were skipped because they lack a field.
+    A row is an entry of the recipe, such as a dataset. Returns (units, counts). The units are the
+    first parts of each row, enough for its number of bytes in `source.num_bytes`. `counts` maps the
+    names of rows to the numbers of records that were skipped because they lack a field.
 
     Raises ValueError before the download if the Hub denies access to a row. Also raises ValueError
     if all of a row's first `FIRST_RECORDS` records lack the same field, or if a record has a label

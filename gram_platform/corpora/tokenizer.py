@@ -380,7 +380,7 @@ class Speller:
         return int(is_unknown.sum()), lost, len(ids), total
 
     def _find_lost(self, sign: str) -> bool:
-        """Returns True if a placeholder replaces `sign`, or one of its bytes has no token."""
+        """Returns True if a placeholder replaces the character, or a byte of it has no token."""
         if self._is_byte_level:
             ((signs, _),) = BY_BYTE.pre_tokenize_str(sign)
             if any(self._tokenizer.token_to_id(byte) is None for byte in signs):

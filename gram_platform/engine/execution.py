@@ -26,7 +26,7 @@ LONGEST_INTERVAL_S = 1800.0
 
 @dataclass(frozen=True)
 class Division:
-    """How micro-batches are divided over ranks, and a rank's share over several passes.
+    """How micro-batches are divided among ranks, and how a rank divides its share into passes.
 
     Also contains the planner's estimate of a rank's memory.
     """

@@ -148,8 +148,8 @@ def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> No
 def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
     """Packs the files of ended nodes, except weights and checkpoints, into a .tar.gz.
 
-    Returns the number of ended nodes. In a storage with the unpacked files, these nodes are done or
-    diverged. But nodes that need their weights fail there.
+    Returns the number of ended nodes. After unpacking, these nodes are done or diverged in the new
+    storage. Nodes that need their weights fail, because the archive lacks the weights.
     """
     lifecycle, root = NodeLifecycle(store), Path(store.root)
     ends = lifecycle.ends(nodes)

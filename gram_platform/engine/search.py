@@ -114,8 +114,8 @@ def run_trials(
 ) -> None:
     """Runs all trials of `source` on an initialised Ray cluster, except on cordoned machines.
 
-    `place` returns the placement of a trial's node. An error of `source` or `watch` stops the
-    trials and is raised. Raises ClusterLost if no machine has a working device.
+    `place` returns the placement of a trial's node. An error raised by `source` or `watch` stops
+    the trials and propagates. Raises ClusterLost if no machine has a working device.
     """
     for name, value in TUNE.items():
         os.environ.setdefault(name, value)

@@ -37,7 +37,7 @@ def profile_name(retained: Profile, auxiliary: tuple[str, ...]) -> str:
 def subsets_of(domains: Profile) -> tuple[Profile, ...]:
     """Returns subsets of `domains`, smallest first, with at most MOST_SUBSETS of each length.
 
-    If there are more of a length, the choice is random but reproducible.
+    If a length has more subsets, the choice is random but reproducible.
     """
     subsets: list[Profile] = []
     for number in range(len(domains) + 1):
@@ -228,7 +228,7 @@ class Elicitation:
         require_name("elicitation.text", self.text)
 
     def on_domain(self, num_sequences: int) -> "Elicitation":
-        """Returns a copy with samples of at least `domain_share` of a domain of `num_sequences`."""
+        """Returns a copy with a sample of at least `num_sequences` x `domain_share` sequences."""
         sample = max(self.num_sequences, round(self.domain_share * num_sequences))
         return replace(self, num_sequences=sample, batch_size=min(self.batch_size, sample))
 

@@ -12,13 +12,13 @@ are of one kind:
 - Retain (a share of core): the parts are inactive, and everything else is trained.
 - Default (the rest of core, unlabelled text): everything is active and trained.
 
-The authors have one part for all domains (here with `joint`), which includes one of the dense
+The authors have one part for all domains (our option `joint`), which includes one of the dense
 model's heads. Their schedule differs, and they can train output biases after the removal. Here, a
-step does not change parameters that it does not train, even by weight decay or moments. Forget
+step changes only parameters that it trains, so weight decay and moments change no others. Forget
 steps do not train the unembedding.
 
-In a view's dense model, all key-value heads have equally many query heads. If a part has fewer
-`heads`, it gets heads of zeros, which attacks train too.
+In a view's dense model, all key-value heads have equally many query heads. A part with fewer query
+heads is padded with heads of zeros, which attacks train too.
 """
 
 from dataclasses import replace

@@ -71,7 +71,7 @@ QUESTION = "Which capabilities of a language model can be switched off, and what
 
 @dataclass(frozen=True)
 class Shown:
-    """The card of a study or search. Addresses are relative to the index."""
+    """The card of a study or search. URLs are relative to the index."""
 
     title: str
     question: str

@@ -285,15 +285,15 @@ def paper_claims(
     unit_error: UnitErrors | None = None,
     parameters: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
-    """Judges the paper's claims on a study, each at every size and variant unless it names one.
+    """Judges the paper's claims on a study, at every size and variant that a claim does not name.
 
     `compared` is the profile for claims at COMPARED (default: `choose_profile`). `unit_error` has
     the known errors by size and class. If it is None, verdicts use only intervals over seeds.
     `parameters` has the parameter counts of sizes whose names do not contain them.
 
-    Returns PAPER_COLUMNS. `paper` is left - right in the paper's table. If a claim is not
-    measurable here, EXPLANATION lists the texts and sizes where it could be decided. Claims whose
-    sides share no seed have no row.
+    Returns PAPER_COLUMNS. The column `paper` is the left side minus the right side in the paper's
+    table. If a claim cannot be measured in this study, EXPLANATION lists texts and sizes that could
+    decide it. A claim has no row if no seed has both of its sides.
     """
     rows, spread = [], pseudo_frame(per_seed, CLASSES)
     in_nats = [
@@ -427,8 +427,8 @@ def _values(per_seed: pd.DataFrame, column: str) -> tuple[str, ...]:
 def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tuple[dict, dict]:
     """Returns `{seed: value}` for each side of a claim at its profile.
 
-    For MEAN, averages over the profiles with at most one auxiliary domain. Uses only those that all
-    sides have and that give the side's class a domain. But the baseline's mean is its row `mean`.
+    For MEAN, averages over the profiles that have at most one auxiliary domain, exist on all sides
+    and contain a domain of the side's class. For the baseline, uses its row `mean` instead.
     Both dicts are empty if the claim compares the first and last size or variant, but the study has
     only one.
     """

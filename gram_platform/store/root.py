@@ -191,7 +191,7 @@ class Store:
     def explain_outdated(self, result: Mapping) -> str:
         """Names a source whose weights changed after the result was computed, or returns "".
 
-        Sources are runs and imports. Ignores those that now have no result.
+        Sources are runs and imports. Ignores sources that no longer have a result.
         """
         for run_id, before in result.get(SOURCE_HASHES, {}).items():
             now = self.origin(run_id).result()

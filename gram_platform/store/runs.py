@@ -165,7 +165,7 @@ class RunDirectory(NodeDirectory):
     def timing(self) -> dict:
         """Reads `elapsed_s` and, for a complete run, fields such as `tokens_per_second` and `host`.
 
-        `elapsed_s` is the sum over all attempts. Of an interrupted attempt, it includes only the
+        `elapsed_s` is the sum over all attempts. For an interrupted attempt, it includes only the
         time up to the checkpoint from which the next attempt continued.
         """
         head = self._head()

@@ -117,7 +117,7 @@ def export_nodes(plan: Plan) -> int:
 
 
 def sum_up(observers: Observers) -> int:
-    """Prints failures, node counts and a reached limit of hours or cost. Returns the exit code."""
+    """Prints failures, counts and whether a limit was reached. Returns the exit code."""
     failures = observers.failures()
     for line in [*failures, f"\n{observers.counts()}"]:
         observers.say(line)

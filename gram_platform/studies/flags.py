@@ -184,7 +184,7 @@ class CostFlags:
     """What a submission may cost, and how its cost is predicted.
 
     Args:
-        dry_run: print what would run, what it costs and what is done; start nothing
+        dry_run: print what would run, what it costs and what is already done; start nothing
         hardware: GPUs to plan for, such as 8xH100; they determine the predicted time and the ranks
             of runs (default: the available GPUs)
         machine: the kind of GPU assumed for hours, memory and prices (default: the preset's; cpu

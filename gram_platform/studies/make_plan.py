@@ -260,10 +260,10 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
 
 
 def _read_compile(device: DeviceFlags) -> bool | None:
-    """Returns True to compile all runs, False to compile none, None for those that it speeds up.
+    """Returns True to compile all runs, False for none, or None for those that then end earlier.
 
     Without flags, returns None. With --deterministic, returns False: torch.compile measures
-    which kernel is fastest. This may differ between runs, and with it the rounding of sums.
+    which kernel is fastest. Its choice, and so the rounding of sums, may differ between runs.
     """
     if device.compile and device.no_compile:
         raise invalid("no_compile", True, "no value with --compile")

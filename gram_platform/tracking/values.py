@@ -1,4 +1,4 @@
-"""Fits texts into MLflow's limits, and reads back values that users may have edited.
+"""Makes texts fit MLflow's limits, and reads back values that users may have edited.
 
 A value that this package cannot have written is treated as missing, and is written again.
 """

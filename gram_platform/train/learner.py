@@ -184,7 +184,6 @@ class Learner:
         return contextlib.nullcontext()
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """Returns the sum of `values` over ranks, or `values` in one process."""
         return values
 
     def mean_over_ranks(self, values: Tensor) -> Tensor:

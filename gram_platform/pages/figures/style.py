@@ -247,7 +247,7 @@ def add_line(
 
 
 def add_points(figure: go.Figure, places: Iterable, points: Iterable[tuple], colour: str) -> None:
-    """Draws both seeds' values at places with two seeds, which are too few for an interval."""
+    """Draws both values where there are only two seeds, which are too few for an interval."""
     pairs = [(at, value) for at, pair in zip(places, points, strict=True) for value in pair]
     if pairs:
         marker = {"symbol": "circle-open", "size": 5, "color": colour}

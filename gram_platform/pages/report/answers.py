@@ -1,4 +1,4 @@
-"""Answers a study's question in sentences, and reports errors of the numbers and missing values."""
+"""Answers a study's question in sentences, and reports missing values and the numbers' errors."""
 
 import math
 import re

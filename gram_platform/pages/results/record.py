@@ -130,7 +130,7 @@ def entries_of(nodes: Iterable[Node]) -> tuple[Entry, ...]:
 def tags_frame(entries: Iterable[Mapping], kind: str, view: Sequence[str] = VIEW) -> pd.DataFrame:
     """Returns a frame of all entries of a kind: `run`, `attack` or `evaluation`.
 
-    The columns are `id`, the tags that `view` names, `retained` and `elicited`. Missing tags are
+    The columns are `id`, `retained`, `elicited` and the tags that `view` names. Missing tags are
     "". Attacks are not of the kind `run`.
     """
     of_kind = [e for e in entries if ("attack" if ELICITED in e["tags"] else e["kind"]) == kind]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrialFlags:
-    """Which trials of a search start.
+    """Which trials of a search to start.
 
     Args:
         max_concurrent: the most trials at once (default: as many as fit; on a cluster that can

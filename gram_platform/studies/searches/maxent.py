@@ -1,7 +1,7 @@
 """Searches MaxEnt's learning rate and retain weight, with one Optuna study for each profile.
 
-The paper tunes them "per profile via Bayesian optimization" (`app:stories`). The objective is ours,
-see `analysis/maxent_objective.py`.
+The paper tunes them "per profile via Bayesian optimization" (`app:stories`). The objective is
+our own (see `analysis/maxent_objective.py`).
 """
 
 import math
