@@ -10,7 +10,7 @@ __all__ = ["Preset", "Study", "main"]
 
 
 def main(study: Study, arguments: list[str] | None = None) -> None:
-    """Runs a study's command line and exits the process. Starts no MaxEnt search."""
+    """Runs a study's command line and exits the process. Never starts a search."""
 
     def run() -> int:
         from gram_platform.studies.flags import StudyFlags, parse_flags

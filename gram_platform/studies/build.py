@@ -59,8 +59,8 @@ def with_nodes(part: StudyPlan) -> StudyPlan:
 def _choose_variants(preset: Preset, recipe: CorpusRecipe) -> tuple[Variant, ...]:
     """Returns a variant with true labels and a variant with wrong labels.
 
-    Either the corpus has wrong labels, or --recall and --precision make them. Otherwise, returns
-    the preset's variants.
+    Wrong labels come from the corpus, or from --recall and --precision. Without wrong labels,
+    returns the preset's variants.
     """
     true = Variant("1", restore_true_labels)
     if any(pool.seen_as != pool.domain for pool in recipe.domains_from):
@@ -91,7 +91,7 @@ def recipes_of(
 ) -> dict[Variant, dict[str, CorpusRecipe]]:
     """Returns the corpus recipe of each variant and size.
 
-    `named` maps each size to its recipe with all auxiliary labels. Leaves out variants for which
+    `named` maps each size to its recipe with all auxiliary labels. Omits variants for which
     the corpus has too few labels. Raises ValueError if no variant remains.
     """
     recipe = next(iter(named.values()))
@@ -142,7 +142,7 @@ def _add_parts(setting: Setting, recipe: CorpusRecipe, adjacent: tuple[str, ...]
 
 
 def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:
-    """Lets a Hub domain's text repeat if a run needs 95% to 105% of its estimated length."""
+    """Lets a Hub domain's text repeat if a run needs 95% to 105% of the estimated text."""
     if not isinstance(recipe.source, HubSource):
         return setting
     low, high = 1 - EPOCH_TOLERANCE, 1 + EPOCH_TOLERANCE

@@ -31,8 +31,8 @@ from gram_platform.studies.workplace import (
 def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
     """Runs the MaxEnt searches that the studies need, then the studies, then `searches`.
 
-    A dry run only describes them. Returns the exit code. Raises ValueError for bad input before
-    training starts.
+    A dry run only describes this work. Returns the exit code. Raises ValueError for bad input
+    before training starts.
     """
     needed = [search for part in plan.studies if (search := find_search(plan, part))]
     uses_optuna = needed or any(search.studies[0].study.needs_optuna for search in searches)

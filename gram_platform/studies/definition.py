@@ -355,7 +355,7 @@ def _require_usable(preset: Preset) -> None:
 
 
 def seeds_text(of_size: Mapping[str, int]) -> str:
-    """Formats each size's number of seeds. `3 (2B 1, 5B 1)`: 1 for 2B and 5B, 3 for other sizes."""
+    """Formats numbers of seeds. `3 (2B 1, 5B 1)` means 1 for 2B, 1 for 5B and 3 for other sizes."""
     counts = list(of_size.values())
     common = max(counts, key=counts.count)
     others = ", ".join(f"{size} {number}" for size, number in of_size.items() if number != common)

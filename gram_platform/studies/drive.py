@@ -78,8 +78,8 @@ def write_again(plan: Plan) -> int:
 def approve_cost(plan: Plan, store: Store) -> None:
     """Prints the predicted price of the missing nodes.
 
-    Raises ValueError if it exceeds --confirm-above. A prompt is impossible, because a Ray job has
-    no terminal.
+    Raises ValueError if the price exceeds --confirm-above. There is no prompt, because a Ray
+    job has no terminal.
     """
     if plan.is_approved or not (work := find_left(plan, store)):
         return
@@ -129,7 +129,7 @@ def sum_up(observers: Observers) -> int:
 def finish(observers: Observers, code: int) -> int:
     """Writes the storage's index. Notifies the webhook if execution began.
 
-    Returns the exit code, `code`.
+    Returns `code`, the exit code.
     """
     uri = observers.plan.tracking_uri
     refresh_site(observers.store, uri, observers.say)
@@ -140,10 +140,10 @@ def finish(observers: Observers, code: int) -> int:
 
 
 def refresh_site(store: Store, tracking_uri: str, say: Callable[[str], None]) -> None:
-    """Writes the storage's index and, if MLflow has no server, LINK_PAGE unless it exists.
+    """Writes the storage's index. Also writes LINK_PAGE if it is missing and MLflow has no server.
 
-    LINK_PAGE explains how to open MLflow, and links in reports lead to it. Prints errors instead of
-    raising them.
+    Reports link to LINK_PAGE, which explains how to open MLflow. Prints errors instead of raising
+    them.
     """
     try:
         root = open_folder(store.root, writable=True)

@@ -242,23 +242,24 @@ class StudyFlags:
         methods: methods listed above (default: the preset's, otherwise the study's); the baseline
             is always added
         through: train sizes one by one up to this one; print predicted and spent hours after each
-        law: scaling law for learning rates and batches: paper, demo or a law.json of lr_bs_grid
+        law: scaling law for learning rates and batches: paper, demo or a law.json of `lr_bs_grid`
             (default: each size's own values)
         trust_law: use --law even if its fit was rejected or is extrapolated more than tenfold
         start: id of an imported model (gram import) to start from; the model sets shape and
             tokenizer, and the single size in --sizes sets batch, data, rate and module width
-        maxent: id of a maxent_search whose best trials set MaxEnt's rate and weight for each
+        maxent: id of a `maxent_search` whose best trials set MaxEnt's rate and weight for each
             profile (default: the preset's values, or a search that runs first)
         attack_steps: the most steps of every attack (default: the preset's)
-        instructions: file of lines with `prompt` and `response` to add to a local corpus; the study
-            finetuning then computes the loss only on responses
-        recall: share of a domain's training text that carries its label; the rest is labelled core
-        precision: of the text labelled as a domain, the share that belongs to it; the rest is
-            adjacent text
+        instructions: file of lines with `prompt` and `response` to add to a local corpus; the
+            `finetuning` study then computes the loss only on responses
+        recall: share of a domain's training text with the domain's label; other text of the domain
+            is labelled core
+        precision: share of correct text among the text with a domain's label; the other text with
+            this label is adjacent text
         adjacent: labels of the corpus whose text is labelled as a domain by mistake (default: all
             of core)
         texts: file of lines with `text` and `label` (a domain) instead of validation text:
-            sentences for token_localization, prompts for samples
+            sentences for the study `token_localization`, prompts for `samples`
         in_process: run the nodes in this process without Ray, for example in a debugger
         export_nodes: write the missing nodes to this file, for a machine without Ray, and start
             nothing (see On a cluster in the documents)

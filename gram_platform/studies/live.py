@@ -238,10 +238,7 @@ def progress_gauges(study: str) -> Callable[[Mapping[str, int], Running], None]:
 
 
 def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | None) -> None:
-    """Prints `text`, or a summary if the console is a terminal and `brief` is given.
-
-    `brief(is_wide)` returns the summary.
-    """
+    """Prints `text`. On a terminal, prints the summary `brief(is_wide)` instead if there is one."""
     if brief is None or not console.is_terminal:
         console.print(Text(printable(text)), soft_wrap=True)
         return

@@ -260,10 +260,10 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
 
 
 def _read_compile(device: DeviceFlags) -> bool | None:
-    """Returns True to compile all runs, False for none, or None for those that then end earlier.
+    """Returns True to compile all runs, False for none, None for GPU runs if this saves time.
 
-    Without flags, returns None. With --deterministic, returns False: torch.compile measures
-    which kernel is fastest. Its choice, and so the rounding of sums, may differ between runs.
+    Without flags, returns None. With --deterministic, returns False: torch.compile measures which
+    kernel is fastest, so kernels and the rounding of sums may differ between runs.
     """
     if device.compile and device.no_compile:
         raise invalid("no_compile", True, "no value with --compile")

@@ -194,7 +194,7 @@ class StudyObservers(Observers):
         return self.plan.budget.name_reached_limit(sum(self.hours.values()))
 
     def source(self) -> Iterator[Sequence[Node]]:
-        """Yields all nodes, or with --through one size after another until a failure or limit."""
+        """Yields all nodes. With --through, yields size by size until a failure or limit."""
         if not self.plan.through:
             yield from super().source()
             return
@@ -211,7 +211,10 @@ class StudyObservers(Observers):
                 return
 
     def _write_full_tables(self, done: str) -> None:
-        """Writes the tables of each study in which the end of the node `done` completes a size."""
+        """Writes interim tables of each study that has just completed a size.
+
+        `done` is the id of the node that ended last.
+        """
         for ids in self.unwritten.values():
             ids.discard(done)
         full = [key for key, ids in self.unwritten.items() if not ids]

@@ -88,7 +88,7 @@ def runs_on(nodes: Iterable[Node], data_id: str) -> list[Node]:
 
 
 def shortages(part: StudyPlan) -> list[Shortage]:
-    """Lists the domains and splits with too little text. Those certain to lack text come first."""
+    """Lists domains and splits that may lack text. Those that certainly lack text come first."""
     short: dict[tuple[str, str, bool], Shortage] = {}
     for size, recipe in ((s, recipe) for s, recipes in part.recipes.items() for recipe in recipes):
         wanted = {

@@ -47,7 +47,7 @@ class StudyPlan:
     """The plan of a study or a search on a corpus.
 
     `entries` has the nodes of each method, and so repeats a node that several methods use. `nodes`
-    has each node once. A search has the nodes that all trials need, and those of example trials.
+    has each node once. A search plans the nodes that all trials need, and nodes of example trials.
     """
 
     study: Study
@@ -258,7 +258,7 @@ def plan_hours(
 def rung_text(
     of_size: Mapping[str, Sequence[Node]], spent: float, machine: Machine, has_failed: bool
 ) -> str:
-    """Compares the hours spent on a size with their prediction, and predicts the next size's hours.
+    """Compares a size's spent and predicted hours, and predicts the hours of the next size.
 
     `of_size` maps this size's name, and then the next size's if there is one, to their nodes.
     """
@@ -277,7 +277,7 @@ def rung_text(
 
 @dataclass(frozen=True)
 class Left:
-    """A study's unfinished nodes, except those that an earlier study of the plan has too."""
+    """A study's unfinished nodes that no earlier study of the plan has."""
 
     part: StudyPlan
     ids: frozenset[str]
@@ -323,7 +323,7 @@ def predict(work: Sequence[Left]) -> str:
 
 
 def sharing(studies: Sequence[StudyPlan]) -> str:
-    """Describes how many runs the studies have, and how many runs and hours sharing saves."""
+    """Formats the number of different runs, and the runs and hours that studies save by sharing."""
     runs = [node for part in studies for node in part.nodes if node.is_run]
     machine, union = studies[0].machine, unique(runs)
     alone, together = (sum(estimate_hours(node, machine) for node in of) for of in (runs, union))

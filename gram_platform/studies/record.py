@@ -103,10 +103,10 @@ CALIBRATION_STUDY = "calibration"
 
 
 def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
-    """Returns the errors of compute ratios that `nearest_errors` chooses for the study's sizes.
+    """Returns errors of compute ratios, which `nearest_errors` chooses for the study's sizes.
 
-    Chooses from the packaged errors. If the storage has a calibration study on the same data, its
-    errors replace packaged ones of the same corpus, size and class. Each dict has `size, class,
+    The candidates are packaged errors. If the storage has a calibration study on the same data, its
+    errors replace candidates of the same corpus, size, steps and class. Each dict has `size, class,
     ratio, difference, num_shares, measured_on`.
     """
     corpus, errors = part.choice.corpus, []
@@ -168,7 +168,7 @@ CHOSEN_TAGS, CHOSEN_PARAMS = ("method", "size", "seed"), ("preset", "data_id")
 def begin_record(store: Store, record: StudyRecord) -> None:
     """Writes a new submission's record.
 
-    Moves the page of an earlier submission to the history if its runs or data were different.
+    Moves the page of an earlier submission to the history if that one had other runs or data.
     """
     folder, kept = store.study_dir(record.name), store.history_dirs(record.name)
     history = folder.child(HISTORY)

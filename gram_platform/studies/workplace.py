@@ -148,7 +148,7 @@ def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, in
 def _slots_there(plan: Plan, is_dry: bool) -> int:
     """Returns how many ranks Ray or this machine can run at once, at most --max-gpus.
 
-    If there are no GPUs or the cluster's limit is unknown, returns --max-gpus, or 0 without it.
+    Returns --max-gpus (default: 0) if a GPU plan finds no GPUs, or a cluster's limit is unknown.
     """
     if plan.in_process:
         return 1
@@ -188,7 +188,6 @@ def placement_of(
 
 
 def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) -> bool:
-    """Returns True if torch.compile compiles a run."""
     if compiled is None and device == CUDA:
         hours = estimate_hours(node, ranks.machine) / ranks.choices(node.config, node.size)[-1]
         return pays_to_compile(node.config, hours)
@@ -198,7 +197,10 @@ def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) ->
 def division_of(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool
 ) -> Division:
-    """Divides a run on `num_ranks` into passes that fit into memory. Adds advice to save memory."""
+    """Divides a run on `num_ranks` ranks into passes that fit into memory.
+
+    The division has advice for the case that memory runs out.
+    """
 
     def gib(number: int, recomputes: bool) -> str:
         passes = plan_passes(run, number, machine, device, recomputes)
@@ -263,7 +265,7 @@ def cordons_noted(
 ) -> Callable[[ProbeReport], None]:
     """Returns a function that prints and stores each machine that this submission avoids.
 
-    `gram status` and reports show stored machines. Those of earlier submissions are removed first.
+    `gram status` and reports show stored machines. Earlier submissions' machines are removed first.
     """
     machines: list[dict] = []
 
@@ -336,7 +338,7 @@ def choose_device(plan: Plan, store: Store) -> str:
 
 
 def find_ended(plan: Plan, store: Store) -> set[str]:
-    """Returns the ids of the ended nodes, which this submission need not execute."""
+    """Returns the ids of nodes that need not be executed."""
     return find_ended_ids(plan.nodes, store, plan.retry_failed)
 
 
@@ -345,7 +347,7 @@ def find_left(plan: Plan, store: Store) -> list[Left]:
 
 
 def find_device(part: StudyPlan, store: Store, ended: Collection[str]) -> str:
-    """Returns the device on which a study began, otherwise that of a finished run, or ""."""
+    """Returns the device on which a study began, otherwise an ended run's device, or ""."""
     if began := began_on(part, store):
         return began
     # Runs from a handover come without devices.json.

@@ -67,7 +67,7 @@ class GridFlags(TrialFlags):
 
 @dataclass(frozen=True)
 class Grids:
-    """A preset's grids: one for each size, or factors that multiply its peak rate and batch."""
+    """A preset's grids: one for each size, or factors of every size's peak rate and batch."""
 
     # Rows or columns by which each side may grow.
     max_extensions: int
@@ -177,7 +177,7 @@ class Knob:
 
 
 def _with_ratio(setting: Setting, value: float) -> Setting:
-    """Sets p_ca. If `constant_branches`, sets p_af such that branches are as long as at p_ca 1."""
+    """Sets p_ca. If `constant_branches`, also sets p_af to keep branches as long as at p_ca 1."""
     branching = replace(setting.options.branch_module, core_ratio=value)
     if setting.conventions.constant_branches:
         branching = replace(branching, aux_factor=2.0 / (1.0 + value))

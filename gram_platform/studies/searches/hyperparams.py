@@ -131,7 +131,7 @@ class HyperparameterSweep:
         return [(point, self.nodes(point)) for point in points]
 
     def points(self) -> tuple[list[tuple[str, Point]], list[str]]:
-        """Returns (points with their names, no announcements).
+        """Returns (points with their names, an empty list of messages).
 
         Points that reuse the run of an earlier point come last.
         """
@@ -194,9 +194,7 @@ def _analyse(
     curves: pd.DataFrame,
     sizes: Sequence[str],
 ) -> SweepAnalysis | None:
-    """Returns the analysis. Returns None until there are learning curves, and evaluations of
-    a baseline and a trial.
-    """
+    """Returns None until there are learning curves, and evaluations of a baseline and a trial."""
 
     def gather(
         trials: Sequence[Trial], frame_of: Callable[[list[Node]], pd.DataFrame]

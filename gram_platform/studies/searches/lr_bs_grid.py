@@ -205,7 +205,7 @@ class LrBatchGrid:
         }
 
     def grow(self, search: SearchPlan, store: Store, name: str) -> tuple[Grid, list[str]]:
-        """Extends a size's grid once its trials have ended. Returns (grid, announcements)."""
+        """Extends a size's grid once its trials have ended. Returns (grid, messages)."""
         size, grid, messages = search.preset.sizes[name], self.grids[name], []
         while True:
             nodes = self.cell_nodes(name, grid)

@@ -88,7 +88,7 @@ def name_profiles(setting: Setting) -> dict[str, Profile]:
 
 
 def plain_space(space: Space) -> list[dict]:
-    """Returns the ranges as dicts. They have `is_integer` only to keep old search ids valid."""
+    """Returns the ranges as dicts. The key `is_integer` only keeps old search ids valid."""
     return [{**to_plain(parameter), "is_integer": False} for parameter in space.parameters]
 
 
@@ -303,8 +303,9 @@ def at_edge(space: Space, point: Mapping[str, float]) -> str:
 
 
 def default_objectives(problem: MaxEntSearch, store: Store) -> dict[str, float]:
-    """Returns the objective at the preset's parameters, for profiles on which a study has run
-    these parameters.
+    """Maps profiles to the objective at the preset's parameters.
+
+    Omits profiles on which no study has run these parameters.
     """
     objectives = {}
     for profile in problem.profiles:

@@ -168,7 +168,7 @@ def list_rounds(
 ) -> Iterator[Round]:
     """Yields rounds of missing trials until there are no new points. Long trials come first.
 
-    `points` returns (all points with their names, announcements), and is called before each round.
+    `points` is called before each round, and returns (all points with their names, messages).
     """
     seen = set()
     while True:
