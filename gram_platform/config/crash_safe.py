@@ -184,7 +184,7 @@ def this_place() -> str:
 def process_is_alive(pid: int, start: int | None = None) -> bool:
     """Returns True if this machine's pid namespace has a process with this pid.
 
-    If `start` is given, its `process_start` must also match, which rules out reused pids.
+    If `start` is given, the process must also have started then, which rules out reused pids.
     """
     try:
         # PermissionError means another user's process.

@@ -58,7 +58,7 @@ def active_parameters(config: ModelConfig, active: Collection[str] = ()) -> int:
 
 
 def companion_shares(routing: RoutingConfig, modules: Collection[str]) -> dict[str, float]:
-    """Returns {domain: probability that a core batch with companions activates its module}."""
+    """Returns {module: probability that a core batch with companions activates this module}."""
     num_modules = len(modules)
     if routing.companions == "all":
         return dict.fromkeys(modules, 1.0)

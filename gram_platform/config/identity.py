@@ -73,7 +73,7 @@ class InvalidField(ValueError):
         self.place, self.steps = place, steps
 
     def for_command(self, flags: Collection[str]) -> str:
-        """Returns the error's text. If `place` is "", spells a field in `flags` as its flag."""
+        """Returns the error's text. If `place` is "", names a field in `flags` by its flag."""
         if self.place or self.field not in flags:
             return str(self)
         flag, value = f"--{self.field.replace('_', '-')}", self.value
@@ -165,7 +165,7 @@ def require_each_once(field: str, values: Collection) -> None:
 
 
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
-    """Returns a text such as "one of the fields a, b", in which `of` is "the fields ".
+    """Returns a text such as "one of the fields a, b". The argument `of` is "the fields " here.
 
     For a misspelt value, appends the text of `suggest`.
     """
@@ -208,10 +208,11 @@ def require_metric_name(field: str, value: str) -> None:
 
 
 def require_tellable(field: str, names: Collection[str], others: Iterable[str] = ()) -> None:
-    """Raises ValueError if one of `names` has invisible characters or looks like another name.
+    """Raises ValueError if a name has invisible characters or looks like another name.
 
-    The other name may be in `others`. Names look alike if case folding and Unicode's NFKC make them
-    equal, such as K and the Kelvin sign. Similar letters of two alphabets are accepted.
+    Compares `names` with each other and with `others`. Names look alike if case folding and
+    Unicode's NFKC make them equal, such as K and the Kelvin sign. Similar letters of two alphabets
+    are accepted.
     """
     seen = {_fold_look(name): name for name in others}
     for name in names:

@@ -42,7 +42,6 @@ class Size:
     d_model: int
     num_heads: int
     num_kv_heads: int
-    # MLP width of dense models.
     d_dense: int
     # MLP width of the core of modular models.
     d_core: int
@@ -175,7 +174,7 @@ CALIBRATED_SIZES = {
 class Law:
     """Predicts a dense model's peak learning rate and batch size.
 
-    Each is its coefficient x (number of parameters) ^ its exponent.
+    Each prediction is a coefficient x (number of parameters) ^ an exponent.
     """
 
     name: str
@@ -183,7 +182,6 @@ class Law:
     lr_exponent: float
     batch_coefficient: float
     batch_exponent: float
-    # Tokens in one sequence of the batch.
     seq_len: int
     source: str
     num_sizes: int = 0
@@ -219,7 +217,7 @@ class Law:
     def times_beyond(self, num_parameters: float) -> float:
         """Returns the factor by which a model is larger or smaller than all fitted sizes.
 
-        Returns 1 if it is between them, and inf if the fitted sizes are unknown.
+        Returns 1 for a model between the fitted sizes. Returns inf if the fitted sizes are unknown.
         """
         if not self.num_sizes:
             return math.inf
@@ -294,10 +292,10 @@ def require_evidence(law: Law, name: str, sizes: Mapping[str, float]) -> None:
 def apply_law(size: Size, law: Law, num_parameters: int) -> Size:
     """Returns the size with the peak learning rate and batch that the law predicts.
 
-    `num_parameters` is that of the dense model. The law predicts a batch's number of tokens,
-    whatever the sequence length. The batch is rounded to whole micro-batches. If that gives 0, it
-    becomes one micro-batch, whose size is the divisor of `micro_batch` nearest to the prediction on
-    a log scale. Raises ValueError unless the predictions are positive and finite.
+    `num_parameters` counts the dense model's parameters. The law predicts the tokens in a batch,
+    whatever the sequence length. The batch is rounded to whole micro-batches. A batch that rounds
+    to 0 becomes one micro-batch, whose size is the divisor of `micro_batch` nearest to the
+    prediction on a log scale. Raises ValueError unless the predictions are positive and finite.
     """
     try:
         peak_lr = law.lr(num_parameters)

@@ -120,7 +120,7 @@ def model_kernel(device: str, num_bytes: int, model: ModelConfig) -> str:
 
 
 def require_fast_attention(kernel: str, model: ModelConfig) -> None:
-    """Raises ValueError if `kernel` stores every attention score of over MATH_TOKENS tokens."""
+    """Raises ValueError if `kernel` stores all scores and sequences exceed MATH_TOKENS tokens."""
     if kernel == MATH and model.seq_len > MATH_TOKENS:
         allowed = (
             f"flash, cuDNN or memory-efficient attention above {MATH_TOKENS} tokens (here"

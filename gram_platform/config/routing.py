@@ -37,7 +37,7 @@ class Route:
 class MicroBatch:
     """One micro-batch of a schedule.
 
-    `cursor` is the number of sequences that earlier micro-batches take from its domain.
+    `cursor` is the number of sequences of `domain` that earlier micro-batches take.
     """
 
     index: int
@@ -47,7 +47,7 @@ class MicroBatch:
 
 
 def passes_of_window(window: Sequence[MicroBatch], most: int) -> list[list[MicroBatch]]:
-    """Divides a window into as few passes as possible, of at most `most` micro-batches each.
+    """Divides a window into as few passes as possible. `most` limits a pass's micro-batches.
 
     Micro-batches that train the core come first, unless each pass is one micro-batch.
     """
@@ -84,11 +84,11 @@ def uniforms(key: int, counters: np.ndarray) -> np.ndarray:
 
 
 def permute(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = False) -> np.ndarray:
-    """Maps int64 indices in [0, size) to int64 images, each by the permutation of its uint64 key.
+    """Maps int64 indices in [0, size) to int64 images. Each index's key selects a permutation.
 
-    If `inverse`, maps images back to indices. Applies a balanced Feistel network of six rounds over
-    the next power of four until the result is below `size` (Black and Rogaway 2002, "Ciphers with
-    arbitrary finite domains").
+    `keys` are uint64. If `inverse`, maps images to indices. Applies a balanced Feistel network of
+    six rounds over the next power of four until the result is below `size` (Black and Rogaway 2002,
+    "Ciphers with arbitrary finite domains").
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     values = _feistel(indices.astype(_U64), keys, half_bits, inverse)
@@ -223,10 +223,10 @@ class Schedule:
     def _route(self, unit: int, domain: str) -> Route:
         """Returns a unit's route, as in the paper (`sec:method`).
 
-        - A batch of a domain without a module trains the core and its companions.
-        - An auxiliary batch trains its module and, with probability `p_aux_spread`, the core. If
-          not the core, it trains `EMBEDDINGS` if `spreads_embeddings`. Its companions are active
-          but not trained [ours].
+        - A batch of a domain without a module trains the core and the batch's companions.
+        - An auxiliary batch trains its module. With probability `p_aux_spread`, it also trains the
+          core. Otherwise, if `spreads_embeddings` is set, it also trains the embeddings. Companions
+          are active but not trained [ours].
         - An unlabelled batch activates and trains everything (`app:partial`).
         - With `freeze_core`, no batch trains the core.
         """
@@ -281,8 +281,8 @@ def domain_permutation(
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Returns a function that computes the fixed permutation of a domain's training sequences.
 
-    It maps int64 indices in [0, num_available) to int64 images, or back if `inverse`. Pools are
-    prefixes or slices of the permutation.
+    The function maps int64 indices in [0, num_available) to int64 images or, if `inverse`, images
+    to indices. Pools are prefixes or slices of the permutation.
     """
     key = _U64(hash_key(data_id, "domain", domain))
     return lambda indices: permute(num_available, np.full(indices.shape, key), indices, inverse)

@@ -74,7 +74,7 @@ class Space:
         return tuple(p.name for p in self.parameters)
 
     def with_overrides(self, texts: Iterable[str]) -> "Space":
-        """Returns a copy with the ranges in `texts`. Raises ValueError unless each fits `FORM`."""
+        """Returns a copy with the ranges in `texts`. Raises ValueError unless all fit `FORM`."""
         ranges = {p.name: p for p in self.parameters}
         for text in texts:
             name, separator, rest = text.partition("=")

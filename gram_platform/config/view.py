@@ -189,8 +189,8 @@ class Continuations(_Identified):
     def num_sequences(self) -> int:
         """The number of prompts.
 
-        Cost estimates count each continuation as a forward pass over a whole sequence, which is the
-        most that it can cost.
+        Cost estimates count each continuation as a forward pass over a whole sequence, which is
+        an upper bound.
         """
         return len(self.texts or self.documents)
 

@@ -60,9 +60,9 @@ def target_kind(field: str, path: Path | str) -> str:
 
 
 def require_fetched(field: str, path: Path, most: float = math.inf) -> None:
-    """Raises ValueError if a file is an unfetched Git LFS pointer or exceeds `most` bytes.
+    """Raises ValueError if a file is an unfetched Git LFS pointer or is larger than `most`.
 
-    Raises OSError if the file cannot be read.
+    `most` is in bytes. Raises OSError if the file cannot be read.
     """
     with path.open("rb") as handle:
         if handle.read(len(LFS_POINTER)) == LFS_POINTER:
@@ -90,7 +90,8 @@ def read_text(field: str, path: Path, most: int = MOST_JSON_BYTES) -> str:
 def read_json(path: Path, kind: Any = dict) -> Any:
     """Reads a JSON file as a value of the type `kind` (see `from_plain`).
 
-    Raises ValueError if it is not JSON, and InvalidField, with the file's path, for a wrong field.
+    Raises ValueError unless the file is JSON, and InvalidField, with the file's path, for a wrong
+    field.
     """
     text = read_text("file", path)
     try:
@@ -105,8 +106,8 @@ def read_json(path: Path, kind: Any = dict) -> Any:
 class Written:
     """Fields that a user wrote in a file or a flag.
 
-    Errors name `place`, the file or flag, and a line of `text`, the whole document. `parts` are the
-    documents that `together` merged.
+    `place` is the file or flag, and `text` the whole document. Errors name the place and the line.
+    `parts` are the documents that `together` merged.
     """
 
     place: str
@@ -115,7 +116,7 @@ class Written:
     parts: tuple["Written", ...] = ()
 
     def build(self, kind: Any, start: Any = None) -> Any:
-        """Builds a dataclass, or a copy of `start` with these fields. Errors name file and line."""
+        """Builds a dataclass. `start` supplies missing fields. Errors name file and line."""
         with self.locate_errors():
             return from_plain(kind, overlaid(start, self.plain))
 
@@ -143,7 +144,6 @@ class Written:
         return error.at(place)
 
     def _find_steps(self, error: InvalidField) -> Steps:
-        """Returns the path to the error's field or, if the document lacks it, to its table."""
         fields = list(_walk(self.plain))
         name = tuple(steps_of(error.field))
         likely = (field for step in reversed(name[-2:]) for field in fields if field[-1] == step)

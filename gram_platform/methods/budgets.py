@@ -49,9 +49,9 @@ def data_budget(
 
     `factor` (p_af) multiplies an auxiliary domain's draws, which are rounded to route units. Core
     gets all other draws, so `factor` does not change the total. Sequences repeat if `factor` > 1,
-    or if a domain has too few. Unlabelled text joins core if `unlabelled_is_core`, otherwise it has
-    budgets of its own. Text with a wrong label is in the budget of this label. Raises ValueError if
-    core gets less than a route unit.
+    or if a domain has too few sequences. Unlabelled text joins core if `unlabelled_is_core`,
+    otherwise it has budgets of its own. Text with a wrong label is in that label's budget. Raises
+    ValueError if core gets less than a route unit.
     """
     setting, texts = divide_text(setting)
     labelled = 1.0 - setting.options.unlabelled_share

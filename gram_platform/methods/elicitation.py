@@ -70,8 +70,8 @@ def choose_text(setting: Setting, options: Elicitation, domain: str) -> str:
 def add_finetuning(setting: Setting, options: Elicitation, plans: MethodRuns) -> MethodRuns:
     """Plans runs that finetune the views of the compared profiles on `options.text`.
 
-    If the method has none of these, finetunes all views. The finetuned views replace the method's.
-    Raises ValueError for DEMix.
+    If none of these profiles has a view, finetunes all views. The finetuned views replace the
+    method's. Raises ValueError for DEMix.
     """
     by_id = {run.run_id: run for run in plans.runs.values()}
     compared = {p: view for p, view in plans.views.items() if p in setting.profiles} or plans.views
@@ -121,10 +121,10 @@ def finetuning_run(
 
 
 def _micro_batch(options: Elicitation, micro_batch: int) -> int:
-    """Returns `micro_batch` if it divides the batch size, otherwise the batch size.
+    """Returns a divisor of the batch size: `micro_batch`, if possible.
 
-    If a batch contains the whole sample, returns the batch size's largest divisor up to
-    `micro_batch`. The choice affects only memory and rounding: all micro-batches have one route.
+    Otherwise, returns the batch size itself if the sample exceeds a batch, or else the largest
+    divisor below `micro_batch`. The choice affects only memory and rounding.
     """
     if options.batch_size < options.num_sequences and options.batch_size % micro_batch:
         return options.batch_size

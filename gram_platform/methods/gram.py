@@ -19,9 +19,9 @@ def plan_lora(setting: Setting) -> MethodRuns:
 
 
 def plan_subsets(setting: Setting) -> MethodRuns:
-    """Plans GRAM in which some core batches also activate a random subset of modules [ours].
+    """Plans GRAM in which some batches also activate a random subset of modules [ours].
 
-    So do half of the auxiliary batches.
+    These are some of the core batches and half of the auxiliary batches.
     """
     subsets = replace(setting.routing, companions="subset", p_aux_companion=0.5)
     return plan(replace(setting, routing=subsets))
@@ -71,7 +71,7 @@ def routing_of(setting: Setting) -> RoutingConfig:
 
 
 def every_profile(setting: Setting) -> tuple[Profile, ...]:
-    """Returns the profiles with no, one or all auxiliary domains, and those of the setting."""
+    """Returns the setting's profiles and subsets, and those of no, one or all auxiliary domains."""
     singles = ((domain,) for domain in setting.auxiliary)
     profiles = ((), *singles, setting.auxiliary, *setting.profiles, *setting.subsets)
     return tuple(dict.fromkeys(profiles))

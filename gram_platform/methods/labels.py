@@ -19,9 +19,10 @@ Text = tuple[Slice, ...]
 def divide_text(setting: Setting) -> tuple[Setting, dict[str, Text]]:
     """Returns (setting, {label: text}) for one epoch.
 
-    In each domain's permutation, correctly labelled text comes first. If it is not the whole
-    domain, the returned setting has its length in `available`. Raises ValueError if the precision
-    needs more mislabelled text than the pools in `adjacent` (default: core) have.
+    In each domain's permutation, correctly labelled text comes first. The field `available` of the
+    returned setting has the length of this text, unless the whole domain is correctly labelled.
+    Raises ValueError if the precision needs more mislabelled text than the pools in `adjacent`
+    (default: core) have.
     """
     recall, precision = setting.options.recall, setting.options.precision
     own = dict(setting.num_sequences)
@@ -72,9 +73,9 @@ def budget_label(
 ) -> DomainBudget:
     """Returns a label's budget, with `num_sequences` sequences and `num_draws` draws.
 
-    The budget contains all of `unlabelled` and the share `scale` (lambda, at most 1) of each slice
-    of `text` except the first. The first slice is from the label's own domain and fills the rest,
-    as far as its domain has enough sequences. Raises ValueError if no rest is left for it.
+    The first slice of `text` is from the label's own domain. The budget contains the share `scale`
+    (lambda, at most 1) of each other slice, and all of `unlabelled`. The first slice supplies the
+    remaining sequences, or all that it has. Raises ValueError if no sequences remain.
     """
     (own, *slices), share = text, min(1.0, scale)
     others = [replace(s, num_sequences=max(1, round(share * s.num_sequences))) for s in slices]

@@ -92,8 +92,8 @@ class TokenIncreases(Losses):
 class Samples(Losses):
     """Samples continuations in each auxiliary domain, with the domain's module on and off.
 
-    With `compared_only`, the domains are instead core and those of the compared profiles. If
-    `texts` is set, its domains are used in either case.
+    If `texts` is set, uses the domains of these texts instead. Otherwise, with `compared_only`,
+    uses core and the domains of the compared profiles.
     """
 
     num_prompt_tokens: int
@@ -102,7 +102,6 @@ class Samples(Losses):
     temperature: float = 1.0
     seed: int = 0
     compared_only: bool = False
-    # (domain, prompt) pairs that replace the documents' beginnings.
     texts: Texts = ()
 
     name: ClassVar[str] = Continuations.measure
@@ -143,7 +142,7 @@ def _require_domains(texts: Texts, setting: Setting) -> None:
 
 
 def choose_continued(names: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:
-    """Selects from `domains` those in which a view is sampled. `names` are the view's tags.
+    """Returns those of `domains` whose prompts a view continues. `names` are the view's tags.
 
     - The baseline and the view of core alone: all.
     - The view of core and one of `domains`: core and this domain.

@@ -113,7 +113,7 @@ def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
 def tags_to_add(stored: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:
     """Returns the tags that a study or a search adds to a node's stored tags.
 
-    A search adds its parameters only to new nodes. On a node of a study they would change its name.
+    A search adds its parameters only to new nodes, as parameters would rename a study's nodes.
     """
     return {k: v for k, v in tags.items() if k in STUDY_TAGS or k in stored or not stored}
 
@@ -125,7 +125,7 @@ def view_runs(view: View | None) -> frozenset[str]:
 def method_nodes(method: str, setting: Setting) -> list[Node]:
     """Returns a method's runs in a setting, and for each view an evaluation and attacks.
 
-    If there is a finetuning stage, adds its runs, and its views replace the method's views.
+    With a finetuning stage, adds the stage's runs, and the finetuned views replace the method's.
     """
     plans, stage = plan(method, setting), setting.options.finetuning
     plans = add_finetuning(setting, stage, plans) if stage else plans
@@ -169,11 +169,11 @@ def require_closed(nodes: Sequence[Node]) -> None:
 def longest_paths(
     needs_of: Mapping[str, Collection[str]], lengths: Mapping[str, float]
 ) -> dict[str, float]:
-    """Returns, for each node, the length of the longest chain that starts with it.
+    """Returns {node id: length of the longest chain that starts with the node}.
 
     In a chain, each node needs the one before. Of the ready nodes, the one with the longest chain
-    should start first. `needs_of` maps each incomplete node to the ids that it needs, and `lengths`
-    to its own length.
+    should start first. `needs_of` maps each incomplete node to the ids that it needs. `lengths`
+    maps each node to its own length.
     """
     after = dict.fromkeys(needs_of, 0.0)
     left = {node_id: after.keys() & set(needed) for node_id, needed in needs_of.items()}

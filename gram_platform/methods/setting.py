@@ -302,7 +302,6 @@ class Conventions:
     # The token that attention never crosses; -1: none.
     document_end: int = -1
     weight_decay: float = OptimizerConfig.weight_decay
-    # Decays biases and norms too.
     decay_vectors: bool = False
 
     def __post_init__(self) -> None:

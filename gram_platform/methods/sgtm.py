@@ -14,8 +14,8 @@ are of one kind:
 
 The authors have one part for all domains (our option `joint`), which includes one of the dense
 model's heads. Their schedule differs, and they can train output biases after the removal. Here, a
-step changes only parameters that it trains, so weight decay and moments change no others. Forget
-steps do not train the unembedding.
+step changes only the parameters that it trains: weight decay and moments change no untrained
+parameters. Forget steps do not train the unembedding.
 
 In a view's dense model, all key-value heads have equally many query heads. A part with fewer query
 heads is padded with heads of zeros, which attacks train too.

@@ -70,8 +70,8 @@ def _unlearning(
     """Plans a run whose steps have as many forget sequences as retain sequences.
 
     Forget domains are drawn equally often. The retain sequences are from core and the profile's
-    domains, in proportion to the baseline's mixture [ours]. With `core_share`, core has this share
-    of them, and the profile's domains have equal shares of the rest.
+    domains, in proportion to the baseline's mixture [ours]. With `core_share`, core supplies this
+    share of the retain sequences, and the profile's domains supply equal parts of the rest.
     """
     size = setting.size
     forget = tuple(d for d in setting.auxiliary if d not in profile)
@@ -115,8 +115,8 @@ def _objective(options: Unlearning, forget: Profile, num_layers: int) -> Objecti
 def apportion(total: int, weights: Mapping[str, float], unit: int) -> dict[str, int]:
     """Splits `total` in proportion to `weights`, into a multiple of `unit` for each name.
 
-    Each gets at least one unit. The largest remainders are rounded up. Raises ValueError if `total`
-    has fewer units than there are names.
+    Each name gets at least one unit. The largest remainders are rounded up. Raises ValueError if
+    `total` has fewer units than there are names.
     """
     num_units, whole = total // unit, sum_in_order(weights.values())
     if num_units < len(weights):
