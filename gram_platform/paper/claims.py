@@ -11,8 +11,8 @@ sizes or variants of its study. FIRST and LAST name the study's first and last s
 Every claim has one profile, chosen before there were results: the paper's if it gives one,
 otherwise the mean over profiles. The paper's scaling study retains core and virology, and its
 partial-label study removes every domain. The paper's composability figure compares core+virology
-with all modules on. In place of core+virology we use the mean [ours], because its retain covers
-every domain, like the retain with all modules on. The paper's other bars and tables show means.
+with all modules on. We compare the mean instead [ours], because the mean's retain covers every
+domain, as does the retain with all modules on. The paper's other bars and tables show means.
 """
 
 import math
@@ -125,12 +125,12 @@ def cite(source: str, claims: Iterable[Claim], profile: str = MEAN) -> tuple[Cla
 
 
 def drop(method: str, name: str) -> Side:
-    """Returns a side: the ratio of class `name`, minus its ratio with all modules on."""
+    """Returns a side: the ratio of class `name` minus the same ratio with all modules on."""
     return Side(method, name, less=Side(method, name, profile=ALL))
 
 
 def gain(method: str) -> Side:
-    """Returns a side: the retain ratio with heterogeneous, minus that with uniform accumulation."""
+    """Returns a side: retain with heterogeneous minus retain with uniform accumulation."""
     much, little = (Side(method, "retain", kind) for kind in KINDS)
     return replace(much, less=little)
 
@@ -404,7 +404,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 
 
 def choose_value(name: str, values: Sequence[str]) -> str:
-    """Returns `name`, but for FIRST or LAST the first or last of `values` ("" if none)."""
+    """Returns `name`. Replaces FIRST or LAST by the first or last of `values` ("" if none)."""
     return next(iter({FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))), "")
 
 

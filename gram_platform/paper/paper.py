@@ -3,11 +3,12 @@
 `printed.csv` has the printed numbers with their labels in the paper. `published.csv` has rows of
 `tables.per_seed_frame`, computed by this package from the published losses of nine studies.
 
-The ratios of dual use, composability and titration refer to the scaling study's baselines at 800M,
-pooled over seeds, and those of accumulation to its heterogeneous baselines. At 2B and 5B, our copy
-of the authors' results lacks the baselines' curves. There, the baseline has no row, and other rows
-are means over domains of the authors' ratios. Domains keep the authors' names. Each view of DEMix
-uses a single expert for all text.
+In the studies `dual_use`, `composability` and `titration`, ratios refer to the 800M baselines of
+the study `scaling`, pooled over seeds. In the study `accumulation`, ratios refer to baselines of
+the study itself, with heterogeneous accumulation. At 2B and 5B, our copy of the authors' results
+lacks the baselines' curves. So the baseline has no row there, and other rows are means over domains
+of the authors' ratios. Domains keep the authors' names. Each view of DEMix uses a single expert for
+all text.
 """
 
 import math
@@ -133,7 +134,7 @@ def _read_published() -> pd.DataFrame:
 def tabulate_published(study: str, domains: Collection[str] = ()) -> pd.DataFrame | None:
     """Returns a study's published table in the columns of table.csv, or None if there is none.
 
-    Replaces the published name of a domain with ours if `domains` contains only ours.
+    Uses our name of a domain if it is in `domains` and the published name is not.
     """
     per_seed = load_published(study)
     if per_seed.empty:

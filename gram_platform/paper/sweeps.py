@@ -173,8 +173,8 @@ SWEEP_CLAIMS = (
 def sweep_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
     """Judges the paper's claims on our sweeps, over the seeds that have every value of the knob.
 
-    Returns CLAIM_COLUMNS, with one row per claim, method and size, or none if no seed has every
-    value. `paper` is the difference in the paper's figure, or NaN if the figure lacks a value.
+    Returns CLAIM_COLUMNS, with one row per claim, method and size. There is no row if no seed has
+    every value. `paper` is the difference in the paper's figure, or NaN if a value is missing.
     """
     rows, names = [], ["knob", "method", "size"]
     is_plain = per_seed.drop_duplicates(names).groupby("knob").size().max() == 1

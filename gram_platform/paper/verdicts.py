@@ -143,9 +143,9 @@ def judge(
     """Judges the claim that left - right, both `{seed: value}`, lies in the range `within`.
 
     The sides must share a seed and have only finite values. `pseudo` has both sides' jackknife
-    pseudo-values (default: `left` and `right`), which set the interval's width. If a seed lacks
-    one, there is no interval. `unit_error` (in compute ratio), if given, widens the interval. If it
-    is NaN, there is no verdict.
+    pseudo-values (default: `left` and `right`), which set the interval's width. If a seed has no
+    pseudo-value, there is no interval. `unit_error` (in compute ratio), if given, widens the
+    interval. If `unit_error` is NaN, there is no verdict.
     """
     differences = subtract_pairs(left, right)
     values = spread = list(differences.values())
@@ -288,7 +288,7 @@ def paper_claims(
     """Judges the paper's claims on a study, at every size and variant that a claim does not name.
 
     `compared` is the profile for claims at COMPARED (default: `choose_profile`). `unit_error` has
-    the known errors by size and class. If it is None, verdicts use only intervals over seeds.
+    the known errors by size and class. If it is None, intervals are over seeds only.
     `parameters` has the parameter counts of sizes whose names do not contain them.
 
     Returns PAPER_COLUMNS. The column `paper` is the left side minus the right side in the paper's
@@ -349,8 +349,8 @@ def _unit_error(
     """Returns the unit's error in a claim's difference, or NaN if it is unknown.
 
     If the claim is about one class at one size and variant, both ratios are read off the same
-    curves, so the error is `UnitError.difference`. Otherwise, adds errors in quadrature: for a fall
-    over sizes, each size's error times its weight; for other claims, the errors of both sides.
+    curves, so the error is `UnitError.difference`. Otherwise, adds errors in quadrature: those of
+    both sides or, for a fall over sizes, those of all sizes multiplied by `weights`.
     """
     if errors is None:
         return None
@@ -375,8 +375,8 @@ def _judge_in_nats(
 
     The values are empty unless the claim has a margin and is about one class at one size and
     variant. `frames` are two versions of `per_seed`, with losses and with slopes (ratio per nat) in
-    place of ratios. The claim's range is converted to nats: it is divided by the mean slope of the
-    right side, and its sign changes, because a lower loss is better.
+    place of ratios. To convert the claim's range to nats, divides the ends by the right side's mean
+    slope and negates them, because a lower loss is better.
     """
     numbers = ("", *[math.nan] * 4)
     if math.isfinite(margin(claim.within)) and _is_one_class(claim):
@@ -425,12 +425,12 @@ def _values(per_seed: pd.DataFrame, column: str) -> tuple[str, ...]:
 
 
 def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tuple[dict, dict]:
-    """Returns `{seed: value}` for each side of a claim at its profile.
+    """Returns two dicts `{seed: value}`, for the left and the right side of a claim.
 
-    For MEAN, averages over the profiles that have at most one auxiliary domain, exist on all sides
-    and contain a domain of the side's class. For the baseline, uses its row `mean` instead.
-    Both dicts are empty if the claim compares the first and last size or variant, but the study has
-    only one.
+    If a side's profile is MEAN, averages over the profiles with at most one auxiliary domain that
+    all sides share. Omits profiles without a domain of the side's class. A baseline's values are
+    from its row `mean` instead. If the claim compares the first and last size or variant, but the
+    study has only one, both dicts are empty.
     """
     rows_of = {side: _select_side(per_seed, side, size, variant) for side in claim.terms}
     names_ends = any(FIRST in (side.size, side.variant) for side in rows_of)
@@ -489,8 +489,8 @@ def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
 def judge_published(study: str) -> pd.DataFrame:
     """Judges a study's claims on the published numbers. Returns VERDICT_COLUMNS.
 
-    If `study` has no published numbers for a claim, uses those of the studies that JUDGED_BY maps
-    to `study`.
+    For a claim without published numbers in `study`, uses the numbers of the studies that
+    JUDGED_BY maps to `study`.
     """
     others = [name for name, claims in JUDGED_BY.items() if claims == study]
     rows = pd.concat([paper_claims(load_published(n), study) for n in (study, *others)])
@@ -501,9 +501,9 @@ def judge_published(study: str) -> pd.DataFrame:
 def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
     """Adds the published verdicts to `claims`.
 
-    The column `published` has verdict and difference, and SAID has them in the report's words. They
-    are at our size, or at all published sizes if ours is missing. In rows that have a published
-    difference, the column `paper` (the difference of the paper's printed means) becomes NaN.
+    The column `published` has the verdict and difference, and SAID has the same in the report's
+    words. Both are for the claim's size, or for all published sizes if that size is not published.
+    If there is a published difference, the column `paper` (from the printed means) becomes NaN.
     """
     theirs = judge_published(study)
     keys = list(zip(claims["claim"], claims["size"], claims[VARIANT], strict=True))
@@ -519,10 +519,6 @@ def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
 def _say_published(
     theirs: pd.DataFrame, claim: str, size: str, variant: str, write: Callable = interval_text
 ) -> str:
-    """Formats a claim's published verdict at one or several sizes.
-
-    Examples: `agree, 0.100 [0.050, 0.150]`, `agree at 2B; disagree at 50M; -0.020 to 0.040`.
-    """
     rows = theirs[(theirs["claim"] == claim) & (theirs[VARIANT] == variant)]
     if (rows["size"] == size).any():
         rows = rows[rows["size"] == size]
@@ -556,9 +552,10 @@ def _correct_verdicts(claims: pd.DataFrame) -> pd.Series:
     """Returns the verdicts corrected for the number of claims. Source: Holm (1979).
 
     The claims of `in_family` are one family. At most one family in twenty has a false "agree", and
-    at most one in twenty a false "disagree". A claim passes level j if its interval, widened by
-    `level_factors`, supports the verdict. The k-th strongest of n claims must pass level n + 1 - k.
-    It keeps its verdict only if it and all stronger claims pass.
+    at most one in twenty a false "disagree". A claim passes level j if it keeps its verdict with an
+    interval widened for j comparisons (`level_factors`). The k-th strongest of n claims must pass
+    level n + 1 - k. If a claim or any stronger claim fails, the claim's verdict becomes
+    CANNOT_TELL.
     """
     verdicts = claims["verdict"].mask(claims["verdict"].str.endswith(NO_INTERVAL), CANNOT_TELL)
     family = claims[in_family(claims)]

@@ -138,7 +138,7 @@ def _card() -> Template:
 
 
 def _distinct(studies: Sequence[ProfileNumbers]) -> list[tuple[ProfileNumbers, list[str]]]:
-    """Returns pairs (a study's numbers, names of studies omitted because it has all their rows)."""
+    """Returns pairs (a study's numbers, names of omitted studies that have no other rows)."""
     distinct = []
     for numbers in sorted(studies, key=lambda numbers: -len(numbers.domains)):
         covering = (others for full, others in distinct if _rows(numbers) <= _rows(full))
@@ -177,7 +177,7 @@ def plain(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Formats a name as inline code, or escapes it if it contains markup."""
+    """Formats a name as inline code. If the name contains markup, escapes the markup instead."""
     escaped = plain(text)
     return f"`{text}`" if escaped == text else escaped
 

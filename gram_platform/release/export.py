@@ -1,4 +1,4 @@
-"""Exports a view as verified stock Hugging Face checkpoints."""
+"""Exports a view as standard Hugging Face checkpoints, and verifies them."""
 
 import contextlib
 import errno

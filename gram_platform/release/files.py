@@ -74,7 +74,7 @@ def write_tensors(
     tensors: Iterable[tuple[str, torch.Tensor]],
     progress: Callable[[int], None],
 ) -> None:
-    """Writes tensors to the `files` planned by `shards`, plus an index for several files.
+    """Writes tensors to the `files` planned by `shards`. Adds an index if there are several files.
 
     The (name, tensor) pairs must be in the same order as the shapes in `files`.
     """

@@ -91,7 +91,7 @@ MAX_SIZE = 2**28
 
 
 def foreign_config(model: ModelConfig, dtype: torch.dtype, end_of_text: int | None) -> dict:
-    """Builds a dense model's config.json. `end_of_text` is its token id, or None."""
+    """Builds a dense model's config.json. `end_of_text` is the end-of-text token's id, or None."""
     stock = STOCKS[model.architecture]
     head_dim = {"head_dim": model.head_dim} if model.head_width else {}
     return {

@@ -90,7 +90,7 @@ class CheckpointWeights(Mapping):
     """Maps our parameter names to a checkpoint's tensors, loaded in float32 on access.
 
     If `has_biases` is False, StarCoder2's linear layers get zero biases. Raises ValueError if the
-    checkpoint has fewer layers than `model`. Accessing a missing or invalid tensor also raises it.
+    checkpoint has fewer layers than `model`, or on access to a missing or invalid tensor.
     """
 
     def __init__(

@@ -82,8 +82,9 @@ class Benchmark:
 def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
     """Hashes a folder of task files. Raises ValueError if a file is unreadable.
 
-    The hash covers the folder's files, files elsewhere that its YAML files include, and documents
-    that the tasks read from local files elsewhere. It does not cover Python modules elsewhere.
+    The hash covers the files in the folder. It also covers files outside the folder if a YAML file
+    includes them, and documents that tasks read from local files outside the folder. It does not
+    cover Python modules outside the folder.
     """
     try:
         own, outside = folder_sha256(folder), [hash_file(path) for path in _find_included(folder)]

@@ -163,7 +163,7 @@ class Api:
     async def _events(self, answer: Answer, rule: TokenRule, usage: bool) -> AsyncIterator[str]:
         """Yields "" once the request is accepted, then server-sent events.
 
-        A refusal is raised before the first item, and sent as an event after it. If `usage` is
+        A refusal before the first item is raised. A later one is sent as an event. If `usage` is
         True, sends token counts at the end (OpenAI's option `include_usage`).
         """
         no_usage = {"usage": None} if usage else {}

@@ -81,7 +81,7 @@ class Batch:
         return list(new)
 
     def step(self) -> list[ActiveSequence]:
-        """Draws a token for each active sequence. Returns them, including those that now end."""
+        """Draws a token for each active sequence. Returns the sequences, including any that end."""
         sequences = list(self.sequences)
         if not sequences:
             return []

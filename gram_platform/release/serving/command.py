@@ -135,7 +135,7 @@ def ignore(*_) -> None:
 
 
 def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
-    """Serves until SIGINT or SIGTERM, then stops the application, and Ray if it is private.
+    """Serves until SIGINT or SIGTERM. Then stops the application, and a private Ray cluster.
 
     Must be called before Ray is imported. Raises ValueError if an argument is invalid, and Stopped
     if Ray or Ray Serve fails.
@@ -223,7 +223,7 @@ def start(service: Service, prepared: PreparedService, name: str) -> int:
 
 
 def new_keeper(name: str) -> Confirm:
-    """Starts a `PolicyKeeper` on this machine. Returns a function that calls its `confirm`."""
+    """Starts a `PolicyKeeper` on this machine. Returns a function that calls `keeper.confirm`."""
     import ray
 
     from gram_platform.release.serving.deployments import NAMESPACE, PolicyKeeper
@@ -251,7 +251,7 @@ def follow_policy(
     say: Callable[[str], None],
     is_over: threading.Event,
 ) -> None:
-    """Reads the policy file every `POLICY_CHECK_S` seconds and passes its policy to `confirm`.
+    """Reads the policy file every `POLICY_CHECK_S` seconds and passes the policy to `confirm`.
 
     Reports each change and error once. A policy's age counts from just before the file is read. If
     the read or `confirm` fails, no policy is confirmed, and replicas reject all requests when the
@@ -278,7 +278,7 @@ def follow_policy(
 
 
 def require_own_serve() -> None:
-    """Raises ValueError if Ray Serve is already running or this machine is not Ray's head."""
+    """Raises ValueError if Ray Serve is already running or this machine is not Ray's head node."""
     import ray
     from ray import serve
 
@@ -295,10 +295,10 @@ def require_own_serve() -> None:
 
 
 def end_application(name: str, is_private: bool) -> None:
-    """Deletes this command's application, and stops Ray Serve if it has no other application.
+    """Deletes this command's application, then stops Ray Serve if no application is left.
 
-    Leaves Ray Serve running in a private cluster, where it ends together with Ray. Stopping it
-    earlier would log a message about endless retries.
+    In a private cluster, leaves Ray Serve running until Ray ends. Stopping Ray Serve earlier would
+    log a message about endless retries.
     """
     from ray import serve
 
@@ -341,9 +341,9 @@ def make_environment_private() -> None:
 
 
 def choose_ray(address: str) -> str:
-    """Returns `address`, or `$RAY_ADDRESS` if `address` is empty.
+    """Returns the address of the Ray cluster to join, or "" to start a private cluster.
 
-    Returns "" instead of `local`. The result "" asks for a private cluster.
+    The default of `address` is `$RAY_ADDRESS`. The address `local` asks for a private cluster.
     """
     address = address or os.environ.get("RAY_ADDRESS", "")
     return "" if address == "local" else address

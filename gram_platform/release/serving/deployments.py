@@ -157,7 +157,7 @@ class RemoteCompletions:
 def is_cancelled(error: BaseException) -> bool:
     """Returns True if `error` is a CancelledError because the running task is cancelled.
 
-    If a task that it awaits is cancelled instead, returns False.
+    Returns False if only an awaited task is cancelled.
     """
     return isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling() > 0
 
@@ -193,7 +193,7 @@ def application(
 ) -> serve.Application:
     """Builds the application for `serve.run`.
 
-    `max_requests` limits the open requests of each API token for which the policy sets no limit.
+    `max_requests` limits each API token's open requests, unless the policy sets another limit.
     `keeper` is the name of the `PolicyKeeper`.
     """
     # There is no access log, because the metrics count requests.

@@ -2,7 +2,8 @@
 
 Between steps, requests that are finished, cancelled or past their deadline leave their rows,
 and a group of new requests takes free rows. Active requests wait while the group's prompts are
-read. So a group of several prompts has at most MAX_PROMPT_TOKENS tokens, with padding.
+read. To limit this wait, several prompts together have at most MAX_PROMPT_TOKENS tokens, with
+padding.
 """
 
 import contextlib
@@ -22,7 +23,6 @@ from gram_platform.release.serving.policy import Grant
 logger = logging.getLogger("ray.serve.gram.engine")
 # The `end` of failed requests: codes in `requests.COMMON_REFUSALS`.
 BUSY, LATE, FAILED = "busy", "deadline", "interrupted"
-# The most tokens, with padding, that are read between two steps.
 MAX_PROMPT_TOKENS = 8192
 # The longest time that an idle engine waits for arrivals.
 LONGEST_WAIT_S = 1.0

@@ -1,4 +1,4 @@
-"""Runs the engine in the process that holds the weights, and checks every grant there."""
+"""Runs the engine, and checks every grant, in the process that holds the weights."""
 
 import asyncio
 import contextlib
@@ -79,10 +79,10 @@ class ModelServer:
         """Yields a request's deliveries.
 
         The first delivery is empty. If the request is rejected, there is one delivery, whose `end`
-        says why. The tokens of `PAUSE_S` seconds are delivered together, or of `BEAT_S`
-        seconds if `whole` is True. Without tokens, sends an empty delivery every `BEAT_S` seconds,
-        so that a caller notices if this process is dead. Before every delivery, ends the stream if
-        the request's grant has changed or expired.
+        says why. Each delivery has the tokens of `PAUSE_S` seconds (of `BEAT_S` seconds if `whole`
+        is True). Without tokens, sends an empty delivery every `BEAT_S` seconds, so that a caller
+        notices if this process is dead. If the request's grant has changed or expired, the next
+        delivery ends the stream.
         """
         grant = self._find_grant(digest, profile)
         if isinstance(grant, str):
@@ -103,7 +103,6 @@ class ModelServer:
                     delivery = Delivery(end=current if isinstance(current, str) else FORBIDDEN)
             yield delivery
         finally:
-            # Does nothing for a request that has ended.
             self.engine.abandon(number)
 
     def _find_grant(self, digest: str, profile: str) -> Grant | str:

@@ -92,7 +92,7 @@ class Policy:
         return match
 
     def grant(self, digest: str, profile: str | None = None) -> Grant:
-        """Grants the profile, or the token's default. Raises NotGranted if the token lacks it."""
+        """Grants a profile (default: the token's default) to a token, or raises NotGranted."""
         rule = self.holder(digest)
         if rule is None:
             raise NotGranted("token")
@@ -149,7 +149,7 @@ def update_policy(
     """Parses a running server's new policy. Returns (policy, errors).
 
     Skips profiles and tokens with an error, and profiles with a module that is not in `loaded`. If
-    no profile can be read, returns the policy `before` without its tokens.
+    no profile is valid, returns the old policy `before`, without tokens.
     """
     try:
         policy, errors = read_policy(text)
@@ -161,7 +161,7 @@ def update_policy(
 
 
 def is_recent(confirmed_at: float) -> bool:
-    """Returns True if a policy that was confirmed at this `time.monotonic` has not expired."""
+    """Returns True if a policy confirmed at this time (`time.monotonic`) has not expired."""
     return time.monotonic() - confirmed_at <= LEASE_S
 
 
@@ -184,7 +184,7 @@ def parse_policy(text: str) -> Policy:
 def read_policy(text: str) -> tuple[Policy, list[str]]:
     """Returns (the valid parts of a policy, errors in the other parts).
 
-    Raises ValueError if no profile can be read.
+    Raises ValueError if no profile is valid.
     """
     try:
         plain = parse_with(tomllib.loads, text)

@@ -1,4 +1,4 @@
-"""Reads and replaces the policy file. Rejects a file that any user can change."""
+"""Reads and replaces the policy file. Rejects a file that every user can change."""
 
 import fcntl
 import os
@@ -34,7 +34,8 @@ def load_policy(path: str) -> Policy:
 def policy_text(path: str) -> str:
     """Reads a policy file's text.
 
-    Raises ValueError if no profile can be read, or if any user can write or replace the file.
+    Raises ValueError if the file cannot be read or has no valid profile, or if every user of the
+    machine can write or replace the file.
     """
     file_path = local_path("policy", path)
     try:
@@ -66,11 +67,11 @@ def policy_text(path: str) -> str:
 
 
 def _find_open_folder(path: Path) -> str:
-    """Returns a folder on the way to `path` whose entries any user can replace, or "".
+    """Returns a folder above `path` whose entries every user can replace, or "".
 
-    Also checks the paths to which symbolic links point. A folder with the sticky bit, such as /tmp,
-    is safe if this user or root owns its entry that leads to `path`. A read-only file system is
-    safe.
+    Also checks the folders above the targets of symbolic links. A folder on a read-only file system
+    is safe. A folder with the sticky bit, such as /tmp, is safe if its entry that leads to `path`
+    belongs to this user or root.
     """
     steps = [path]
     while steps[-1].is_symlink():
@@ -101,7 +102,7 @@ def add_token(
 
 
 def edit_policy(path: str, change: Callable[[str], str]) -> None:
-    """Atomically replaces a policy file's text with `change(text)`. Keeps its mode and owner.
+    """Atomically replaces a policy file's text with `change(text)`. Keeps the mode and owner.
 
     If `path` is a symbolic link, replaces the text of its target. Starts again if the file changes
     meanwhile. Raises ValueError if the file cannot be read or replaced, or if the new text is not a

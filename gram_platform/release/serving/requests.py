@@ -38,7 +38,6 @@ class CompletionRequest:
     seed: int
     stop: tuple[str, ...]
     stream: bool
-    # True if the stream ends with token counts.
     stream_usage: bool = False
 
 

@@ -79,7 +79,7 @@ class TextStream:
         self._held = ""
 
     def add(self, tokens: tuple[int, ...], last: bool = False) -> str:
-        """Adds tokens. Returns the text that they complete, or all the rest if `last` is True."""
+        """Adds tokens. Returns the text that is now complete, or all held text if `last` is set."""
         self._new += [token for token in tokens if token != self._vocabulary.end_of_text]
         text = self._decode_new(last)
         if not self._stops or self.stopped:
