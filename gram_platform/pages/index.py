@@ -115,7 +115,7 @@ def index_page(store: Store) -> Page:
 
 
 def figures_of_paper(reports: Collection[str]) -> Section:
-    """Lists the paper's figures, each with its command, and links to our pages in `reports`."""
+    """Lists the paper's figures with their `gram` commands, and links to pages in `reports`."""
     table = pd.read_json(Path(__file__).with_name(PAPER_FILE))
     links = "../studies/" + table["our page"] + f"/{REPORT_FILE}"
     table["our page_url"] = links.where(links.isin(reports))
@@ -212,9 +212,9 @@ def draw_ratios(rows: pd.DataFrame) -> str:
 def draw_trials(trials: pd.DataFrame, columns: TrialColumns) -> str:
     """Draws the complete trials of a `trials.csv` as an SVG picture.
 
-    Shapes and colours show the last column of `columns.groups`. The axes are the first two
-    objectives. If there is only one objective, the first parameter is the horizontal axis. Returns
-    "" if an axis has no numbers.
+    Shapes and colours show the values of the last column in `columns.groups`. The axes are the
+    first two objectives. If there is only one objective, the first parameter is the horizontal
+    axis. Returns "" if an axis has no numbers.
     """
     varied, objectives = columns.parameters, columns.objectives
     names = objectives[:2] if len(objectives) > 1 else (*varied[:1], *objectives)

@@ -52,7 +52,7 @@ def write_link_page(database: Path, address: str = "") -> None:
 
 
 def leave_link_page(database: Path, address: str) -> None:
-    """Makes LINK_PAGE say that MLflow is closed, unless it redirects to another address."""
+    """Says in LINK_PAGE that MLflow is closed, if the page is absent or redirects to `address`."""
     page = database.with_name(LINK_PAGE)
     if not page.is_file() or page.read_bytes() == link_page(address, ""):
         write_link_page(database)

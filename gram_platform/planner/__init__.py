@@ -156,7 +156,8 @@ class Needs:
     def disk_bytes(self, num_kept: int) -> int:
         """Returns the peak bytes on disk.
 
-        These are `num_kept` checkpoints, plus the larger of a new one and the final weights.
+        Counts `num_kept` checkpoints, plus the larger of one more checkpoint and the final
+        weights.
         """
         return num_kept * self.checkpoint + max(self.checkpoint, self.result)
 
@@ -233,8 +234,8 @@ def fits(
 ) -> bool:
     """Returns True if a rank's peak memory is at most USABLE_MEMORY x the machine's memory.
 
-    A rank runs its share of a micro-batch in `num_passes` passes. If `num_passes` is 0, returns
-    True if the rank fits with at least one possible number.
+    A rank runs its share of a micro-batch in `num_passes` passes. 0 means any possible
+    number of passes.
     """
     possible = (num_passes,) if num_passes else reversed(possible_passes(run, num_ranks, machine))
     needed = (rank_memory(run, num_ranks, checkpointing, machine.device, n).total for n in possible)
@@ -246,7 +247,7 @@ def plan_passes(
 ) -> Passes:
     """Chooses passes that fit into `machine`'s memory.
 
-    The returned peak memory is that on `device`, "cpu" or "cuda".
+    The returned peak memory is for `device`, which is "cpu" or "cuda".
     """
     merged = choose_num_merged(run, num_ranks, machine, checkpointing)
     passes = choose_num_passes(run, num_ranks, machine, checkpointing) if merged == 1 else 1
@@ -283,8 +284,8 @@ def choose_num_merged(
 ) -> int:
     """Returns how many micro-batches to merge into a pass to minimise the passes per window.
 
-    A pass must fit into memory. A single rank gathers no weights, so its passes only need to fill
-    the GPU: they have at most MOST_MERGED_TOKENS. Returns 1 for RMU, which cannot merge, and on a
+    A pass must fit into memory. On a single rank, which gathers no weights, a pass has at most
+    MOST_MERGED_TOKENS, which already fill the GPU. Returns 1 for RMU, which cannot merge, and on a
     CPU, where larger passes are no faster (FINDINGS).
     """
     tokens, window = run.micro_batch * run.model.seq_len, run.micro_batches_per_step

@@ -35,7 +35,6 @@ NORM_STATISTICS = 2 * FLOAT_BYTES
 # log-softmax, its gradient and its input's. -H(p) also keeps the probabilities and a product,
 # distillation the teacher's log-softmax and probabilities.
 FLOAT_LOGITS = {"maxent_kl": 3, "maxent_entropy": 5, DISTILLATION: 5}
-# The groups of the embedding and of the head.
 EMBEDDING, HEAD = "wte", "head"
 Shapes = dict[str, tuple[int, ...]]
 
@@ -270,11 +269,11 @@ def _float_values(num_values: int, width: int) -> int:
 class Memory:
     """Bytes on the rank that needs the most memory, from the second step on.
 
-    The parts do not all exist at once, and `total` is the peak. A backward pass starts
-    with all `activations` and all tensors of the loss (`logits`). Of the latter, it then keeps only
+    The parts do not all exist at once, and `total` is the peak. A backward pass starts with all
+    `activations` and all tensors of the loss (`logits`). Of the loss tensors, it then keeps only
     those in the run's precision (`kept_logits`). It gathers the layers one by one, and recomputes
-    them if activations are checkpointed. The new gradients at the end
-    (`reduction`) are added to `gradients`, which remain until the optimizer step.
+    them if activations are checkpointed. The new gradients at the end (`reduction`) are added to
+    `gradients`, which remain until the optimizer step.
     """
 
     # Float32 weights, including the initial weights that RMU and UNDO compare with.

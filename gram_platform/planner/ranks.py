@@ -238,7 +238,6 @@ class StudyWork:
         return self.machine.memory_bytes * (self.share if num_ranks == 1 else 1.0)
 
     def _possible(self, size: str, num_slots: int) -> list[int]:
-        """Lists the numbers of ranks that `choose` considers for a size, in ascending order."""
         runs = [run for group, run in self._largest.items() if group.size == size]
         widest = max(runs, key=lambda run: run.micro_batch)
         numbers = [n for n in _divisors(widest) if all(self._fits(run, n) for run in runs)]
@@ -278,9 +277,9 @@ class StudyWork:
     def forecast(
         self, num_slots: int, ranks: Ranks | None = None, done: Collection[str] = ()
     ) -> Forecast:
-        """Predicts how long all nodes that are not in `done` take if no machine crashes.
+        """Predicts how long a study takes without its ended nodes `done`, if no machine crashes.
 
-        `num_slots` is as in `choose`. Raises ValueError if a node needs more slots than that.
+        `num_slots` is as in `choose`. Raises ValueError if a node needs more slots than exist.
         """
         ranks = ranks or self.ranks
         # A slot is the share of a GPU that a run of one rank gets.

@@ -103,7 +103,7 @@ def _study_of(
 
 
 def runs_text(runs: str) -> list[str]:
-    """Returns one hover line in a list, with at most MAX_RUNS of `runs`, or [] without runs."""
+    """Returns [hover text with the first MAX_RUNS ids in `runs`], or [] if `runs` has no ids."""
     ids = str(runs).split()
     more = f" and {len(ids) - MAX_RUNS} more" if len(ids) > MAX_RUNS else ""
     return [f"runs {' '.join(ids[:MAX_RUNS])}{more}"] if ids else []

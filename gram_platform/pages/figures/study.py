@@ -56,8 +56,8 @@ def aggregate_figure(
 ) -> go.Figure:
     """Draws the methods' mean compute ratios of one class at one size, as bars with intervals.
 
-    Means are over profiles. Hollow diamonds are the authors' means, from the frame `theirs` with
-    table.csv's columns. The figures of all four classes have the same vertical axis.
+    Means are over profiles. Hollow diamonds are the authors' means in `theirs`, a frame
+    with the columns of table.csv. The figures of all four classes have the same vertical axis.
     """
     means = table[
         (table["profile"] == MEAN) & (table["size"] == size) & ~table["method"].isin(HIDDEN)
@@ -104,9 +104,9 @@ def scaling_figure(
 ) -> go.Figure:
     """Draws the compute ratio of one class at one profile against the number of parameters.
 
-    `parameters` maps sizes to parameter counts. The authors' results in `published`, with the same
-    columns as `table`, are thin lines with hollow markers, drawn only for methods in `table`. A
-    method without ratios of this profile and class has no line.
+    `parameters` maps sizes to parameter counts. `published` contains the authors' results and
+    has the columns of `table`. Thin lines with hollow markers show these results, for methods in
+    `table` only. A method without ratios of this profile and class has no line.
     """
     if published is None:
         published = table.iloc[:0]
@@ -129,7 +129,6 @@ def scaling_figure(
 
 
 def class_table(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Selects the columns for the CSV of a figure that draws the compute ratio of one class."""
     first = ("source", "method", "size", "parameters", "profile", VARIANT)
     return rows.filter([*first, *(value + end for end in ENDS), "num_seeds", "runs"])
 
@@ -164,7 +163,7 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
     """Draws the compute ratio of each profile and domain as a bar, hatched for forgotten domains.
 
     An outline around a hatched bar is the ratio after an attack on the domain. `domains` is the
-    result of `domain_table`. Figures of one size have the same axes, so profiles that this method
+    result of `domain_table`. Figures of one size have the same axes, so profiles that `method`
     lacks appear without bars.
     """
     of_size = domains[(domains["size"] == size) & ~domains["method"].isin(HIDDEN)]
@@ -321,8 +320,8 @@ def variant_figure(
     """Draws the compute ratio of one class against the column `variant`, at a size and profile.
 
     Hollow diamonds are the paper's printed values for `study`, at the paper's model size. Leaves
-    out reference baselines, whose core and retain are 1 by definition. If at least two variants are
-    numbers, leaves out the other variants.
+    out reference baselines, whose ratios of core and retain are 1 by definition. If at least two
+    variants are numbers, leaves out all others.
     """
     variants = list(dict.fromkeys(table[VARIANT]))
     numbers = [variant for variant in variants if is_numeric([variant])]
@@ -378,7 +377,6 @@ def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size:
 
 
 def is_numeric(variants: Sequence[str]) -> bool:
-    """Returns True if all variants are finite numbers."""
     try:
         return all(np.isfinite(float(variant)) for variant in variants)
     except ValueError:

@@ -47,10 +47,10 @@ FIRST = ("gram", "filtering")
 
 
 def answer_study(study: Results) -> list[str]:
-    """Returns texts: methods, size and profile, then an answer for each class with claims.
+    """Returns a text that names methods, size and profile, and an answer per class with claims.
 
     If the paper makes no claims about these numbers, the second text lists the first method's
-    compute ratios.
+    compute ratios. Returns [] without ratios.
     """
     main = headline_rows(study)
     if main.empty:
@@ -86,7 +86,7 @@ def _describe_place(study: Results, main: pd.DataFrame) -> str:
 
 
 def _claims_here(study: Results, main: pd.DataFrame) -> Iterator[tuple[Claim, Mapping]]:
-    """Yields (claim, row with its verdict) for claims about ratios in the headline rows `main`."""
+    """Yields (claim, row of `study.claims`) for claims about ratios in the headline rows `main`."""
     first, methods = main.iloc[0], set(main["method"])
     separations = (separation(method, first["size"]) for method in methods)
     claims = {claim.text: claim for claim in CLAIMS.get(study.record.compare_with, separations)}
@@ -128,7 +128,8 @@ def ratio_text(study: Results, row: Mapping[str, Any], name: str) -> str:
 def error_text(interval: Interval, unit: float) -> str:
     """Formats "0.93 ± 0.05" for an interval, "0.93" for a mean without one, or "" for NaN.
 
-    The number after ± combines the half-width and `unit`, the error of the unit, in quadrature.
+    The number after ± combines two errors in quadrature: the half-width, and the unit's error
+    `unit`.
     """
     if math.isnan(interval.mean):
         return ""
@@ -192,7 +193,7 @@ def warning_sections(study: Results) -> list[Section]:
 
 
 def terminal_warning(study: Results) -> str:
-    """Returns the warnings for a terminal, on poor fits and the error of the unit, or ""."""
+    """Returns warnings about poor fits and about the error of the unit, or "" without any."""
     return " ".join(filter(None, (_poor_fits(study), unit_warning(study.record))))
 
 
@@ -235,9 +236,10 @@ def unit_error(record: StudyRecord, size: str, name: str) -> UnitError:
 
 
 def unit_warning(record: StudyRecord) -> str:
-    """States the error of the unit (the compute ratio), and how to measure it where it is unknown.
+    """States the largest error of the unit (the compute ratio) at any size.
 
-    Returns "" for numbers measured elsewhere and for UNJUDGED_PRESET.
+    For sizes with an unknown error, says how to measure it. Returns "" for numbers measured
+    elsewhere and for UNJUDGED_PRESET.
     """
     if record.preset in ("", UNJUDGED_PRESET):
         return ""

@@ -128,7 +128,7 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
 
 
 def select_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
-    """Selects the existing columns of `order`, but no empty ones that are in OPTIONAL_COLUMNS."""
+    """Selects the columns in `order` that exist, without OPTIONAL_COLUMNS that are empty."""
     columns = claims.filter(list(order))
     is_empty = (columns.isna() | (columns == "")).all() & columns.columns.isin(OPTIONAL_COLUMNS)
     return columns.loc[:, ~is_empty]

@@ -274,10 +274,6 @@ def _load(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
 
 
 def _load_control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[MeasuredTokens]:
-    """Loads the next seed's baseline as the control of `seed`.
-
-    Returns [] if `seed` has no baseline or is the only seed with one.
-    """
     baselines = {entry["tags"]["seed"]: entry for entry in of_size if _is_baseline(entry)}
     seeds = list(baselines)
     if seed not in seeds or len(seeds) < 2:
@@ -291,9 +287,9 @@ def _shade_texts(
 ) -> tuple[ShadedText, ...]:
     """Returns texts whose tokens can be shaded by their loss increase over `baseline`.
 
-    The texts are those of the evaluation's config, or the start of each domain's validation data if
-    it has none. Each method has two rows per text, for profiles core and core+domain. The colour
-    scale comes from the loss increases of `filtering` under core.
+    The texts come from the evaluation's config. Without any, the starts of the domains' validation
+    data are used. Each method has two rows per text, for profiles core and core+domain. The
+    colour scale comes from the loss increases of `filtering` under core.
     """
     config = store.evaluation(eval_id).config()
     corpus = open_corpus(store, config["data_id"])

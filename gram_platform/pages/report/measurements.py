@@ -57,7 +57,8 @@ from gram_platform.tracking.views import Line
 class Presentation:
     """Functions that read and show the results of a measurement.
 
-    Results are a dataclass with a string `source`, and a frame `runs` from `nodes_frame`.
+    Results are a dataclass with at least a string `source` and a frame `runs`, made by
+    `nodes_frame`.
     """
 
     # Reads the frames, or without frames the storage. Returns None if there is nothing to show.
@@ -160,11 +161,11 @@ class Mirrored(NamedTuple):
 
 
 def read_mirrored(study: str, tracker: Tracker) -> Mirrored | None:
-    """Reads a study or search from MLflow. Returns None if MLflow has neither.
+    """Reads a study or search from MLflow. Returns None if it is not in MLflow.
 
     For a grid of learning rates and batch sizes, refits optima and laws to the logged trials. For
     other searches, returns the logged table. Raises ValueError for studies that do not measure
-    losses, or lack a complete baseline and its evaluation.
+    losses, and for studies without a complete baseline or evaluation.
     """
     if (plain := tracker.study_file(study, STUDY_FILE)) is not None:
         return _mirror_study(record_from_plain(parse_json(plain, dict)), tracker)

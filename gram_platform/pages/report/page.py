@@ -102,7 +102,7 @@ class Page:
         return page
 
     def html(self) -> str:
-        """Renders the HTML. A browser runs only scripts with its nonce, a hash of its texts."""
+        """Renders HTML. Browsers run only scripts with the page's nonce, a hash of its texts."""
         has_claims = self.claims is not None and self.claims["verdict"].any()
         counted = [verdicts_text(Counter(self.claims["verdict"]))] if has_claims else []
         sections = self.all_sections

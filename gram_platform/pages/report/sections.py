@@ -145,7 +145,7 @@ def _find_mean_sizes(table: pd.DataFrame) -> list[str]:
 def profile_sections(study: Results) -> list[Section]:
     """Shows the compute ratio on every domain as bars, with a figure per method and size.
 
-    If a study has profiles for every subset of modules, shows those of no, one or all modules.
+    If a study has profiles for every subset of modules, shows only those with 0, 1 or all modules.
     """
     domains = shown = domain_table(study.analysis.ratios)
     if study.by_number is not None:
@@ -187,8 +187,8 @@ def trend_sections(study: Results) -> list[Section]:
 def paper_sections(study: Results) -> list[Section]:
     """Compares our results with the paper's printed rows and its authors' published rows.
 
-    Next to a printed row, the table shows our mean over profiles. If the study has variants, it
-    shows our main profile instead.
+    Next to a printed row, the table shows our mean over profiles, or our main profile if the
+    study has variants.
     """
     table, paper, varies, tables = study.table, study.record.compare_with, study.record.varies, {}
     if paper in PAPER_SCALES and (varies or _find_mean_sizes(table)):
@@ -219,9 +219,9 @@ def curve_sections(study: Results) -> list[Section]:
 
 
 def curve_figures(study: Results) -> dict[str, go.Figure]:
-    """Draws learning curves and fits, in a figure per size, variant and separately fitted seed.
+    """Draws learning curves with their fits, in a figure for each size and variant.
 
-    Variants with equal fits share a figure.
+    Seeds that are fitted separately have separate figures. Variants with equal fits share a figure.
     """
     all_fits, figures, seen = study.analysis.fits, {}, set()
     names = [name for name in ("size", VARIANT, "seed") if name in all_fits]

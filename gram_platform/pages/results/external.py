@@ -121,9 +121,9 @@ def read_external(folder: str | Path) -> External:
 
 
 def parameters_of(size: str) -> float:
-    """Returns the parameter count of a known size, or the number in another name, such as 7B.
+    """Returns the parameter count of a known size, or reads any other name as a number.
 
-    Returns NaN if the name has no number.
+    For example, 7B gives 7e9. Returns NaN for names that are not numbers.
     """
     if size in KNOWN_SIZES:
         return total_parameters(KNOWN_SIZES[size].dense())

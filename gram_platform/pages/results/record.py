@@ -33,7 +33,7 @@ TO_DATABASE = "../../mlflow.html"
 
 
 class Entry(TypedDict):
-    """A node of a study, with its tags for one method, including the tag `method`."""
+    """A node of a study with its tags for one method. One of the tags is `method`."""
 
     id: str
     kind: str

@@ -1,6 +1,6 @@
 """Applies the analysis of the platform's own studies to losses that were measured elsewhere.
 
-Facts that the losses lack come from the known declaration of a study or from studies.json.
+Other facts about a study come from studies.json or from its declaration in the package.
 """
 
 import json
@@ -162,8 +162,8 @@ class BaselineRules:
         3. one without a variant
         4. the only one
 
-        If the study has none, tries another study's. Raises ValueError if no baseline is found, or
-        the choice is ambiguous.
+        If the study has none, tries another study's (see `baseline_from`). Raises ValueError if no
+        baseline is found, or the choice is ambiguous.
         """
         source = study if self._variants(self.losses, study, size) else self._lender(study, size)
         options = self._variants(self.losses, source, size)
@@ -182,10 +182,10 @@ class BaselineRules:
         return Baseline(source, losses, curves, curves_from)
 
     def unit(self, study: str, size: str) -> str:
-        """Returns the reference variant, or "".
+        """Returns the reference variant, whose baseline defines the compute ratios, or "".
 
-        It is the declared `unit`. If that has no baseline, it is the only variant that has one and
-        whose name contains `unit`.
+        Prefers the declared `unit`. If that variant has no baseline, searches for `unit` in the
+        names of the variants with baselines. Returns a match only if it is the only one.
         """
         unit, options = self.declared[study].unit, self._variants(self.losses, study, size)
         similar = [option for option in options if unit and unit in option]
@@ -208,16 +208,16 @@ class BaselineRules:
     def _curves(
         self, study: str, size: str, variant: str, losses: pd.DataFrame
     ) -> tuple[str, pd.DataFrame]:
-        """Returns the curves of the baseline of `variant`, as (study that has them, curves).
+        """Returns (study that has the curves, curves) for the baseline of `variant`.
 
         Tries, in this order:
 
         1. the curves of `variant`
-        2. if the baseline is the reference or the only one: curves without a variant
-        3. if it is the only one: the study's only curves
+        2. curves without a variant, if the baseline is the reference or the study's only one
+        3. the study's only curves, if the baseline is the study's only one
         4. the curves of a baseline with equal losses
 
-        Otherwise, returns an empty frame.
+        If there are none, returns an empty frame.
         """
         is_only = len(self._variants(self.losses, study, size)) == 1
         options = self._variants(self.curves, study, size)
@@ -310,8 +310,9 @@ def _prepare(
 def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
     """Computes a study's tables and claims.
 
-    If `is_beside`, adds the published table, unless the study has variants or shares no method with
-    it. Intervals treat the fitted curve as exact, as the published intervals do.
+    If `is_beside` is true, adds the authors' published table to a study that has no variants and
+    shares a method with this table. Intervals treat the fitted curve as exact, as the published
+    intervals do.
     """
     record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=NO_NOTES.columns)
     analysis = analyse_study(record, prepared.losses, CURVE_FIXED)

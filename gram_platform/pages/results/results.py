@@ -96,10 +96,10 @@ def read_results(
 def lost_rows(
     record: StudyRecord, store: Store, results: Results | None, done: Collection[str]
 ) -> list[str]:
-    """Lists nodes in `done` with lost or damaged files, and explains how to make them again.
+    """Returns a line for each complete node (in `done`) whose files are lost or damaged.
 
-    Submitting again does not rerun such nodes unless their folders are removed. A learning curve is
-    not lost if MLflow still has it.
+    The line says which folder to remove before submitting again. Otherwise, the node does not run
+    again. A learning curve is not lost if MLflow still has it.
     """
     entries = {e["id"]: e for e in record.entries if e["id"] in done}
     readable = entries.keys() if results is None else set(results.runs["id"])
@@ -134,9 +134,9 @@ def judge_study(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
     """Judges the paper's claims about a study, and adds verdicts on the published numbers.
 
     If the paper makes no claims about a study without variants, judges whether the mean compute
-    ratio of retain exceeds that of forget. Uses the record's profile even if the table lacks it,
-    because the profile must be chosen before there are data. Verdicts on losses measured elsewhere
-    use only intervals over seeds, because the error of their compute ratios is unknown.
+    ratio of retain exceeds that of forget. Uses the record's profile even if it is not in the
+    table, because the profile must be chosen before there are data. Verdicts on losses measured
+    elsewhere use only intervals over seeds, because the error of their compute ratios is unknown.
     """
     errors = errors_by_class(record.unit_errors) if record.preset else None
     if (study := record.compare_with) in CLAIMS:
@@ -151,7 +151,7 @@ def judge_study(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
 
 
 def summary_text(record: StudyRecord, results: Results) -> str:
-    """Formats the tables for a log, and the paper's tables if the study is compared with them."""
+    """Formats the tables for a log, with the paper's numbers and claims for the study, if any."""
     table = results.analysis.table
     if table.empty:
         missing = results.analysis.missing.to_numpy()
@@ -234,7 +234,7 @@ def count_verdicts(claims: pd.DataFrame | None) -> Mapping[str, int]:
 def join_tags(
     tags: pd.DataFrame, frame: pd.DataFrame, how: Literal["inner", "left"] = "inner"
 ) -> pd.DataFrame:
-    """Joins `tags` and `frame` on `id`. If both have a column, keeps that of `tags`."""
+    """Joins `tags` and `frame` on `id`. Where both have a column, keeps the one in `tags`."""
     return tags.merge(frame.drop(columns=tags.columns.drop("id"), errors="ignore"), how, on="id")
 
 
