@@ -226,7 +226,7 @@ class DomainRecipe:
 
 @dataclass(frozen=True)
 class FilesSource:
-    """Local records. `content` is a hash of all records that ignores the file order."""
+    """Local records. The hash `content` covers all records, and ignores the file order."""
 
     content: str
     num_units: int
@@ -325,8 +325,8 @@ class CorpusRecipe:
     def validation_share(self, domain: str) -> float:
         """Returns the share of a domain's documents in the validation split, at most half.
 
-        Without held-out text, it is at least `validation_fraction`, and more if needed for enough
-        validation documents or for `validation_sequences`. With held-out text, the share is only
+        Without held-out text, the share is at least `validation_fraction`, or more to get enough
+        validation documents or `validation_sequences`. With held-out text, the share is only
         what is needed to reach `validation_sequences` together with this text.
         """
         recipe = self.of_domain(domain)

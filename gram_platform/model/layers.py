@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Rows(NamedTuple):
-    """The sequences that have a module, first those that train the module."""
+    """The sequences that have a module, those that train the module first."""
 
     index_R: Tensor
     # How many train it. None if all do or none does.
