@@ -36,8 +36,7 @@ class CheckResult:
 def check(corpus: str | Path) -> list[CheckResult]:
     """Reads one record from each source of a corpus.
 
-    `ok` is False for a source that cannot be read. It is True for an empty data file,
-    unless all sources are empty.
+    `CheckResult.ok` is False for an unreadable source, and for all sources if all are empty.
     """
     described = read_description(corpus)
     if isinstance(described, HubCorpus):

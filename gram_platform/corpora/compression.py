@@ -58,7 +58,7 @@ def open_unpacked(path: Path) -> io.BufferedIOBase:
 def seekable(path: Path, most: int) -> io.BufferedIOBase:
     """Opens a file for random access. Decompresses .gz and .zst files to a temporary file.
 
-    Raises ValueError if the decompressed file exceeds `most` bytes or the free disk space.
+    Raises ValueError if the decompressed file exceeds the limit `most` or the free disk space.
     """
     if not path.name.lower().endswith((".gz", ".zst")):
         return path.open("rb")

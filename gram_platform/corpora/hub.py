@@ -63,8 +63,8 @@ def fetch(
 ) -> tuple[tuple[Unit, ...], dict[str, int]]:
     """Downloads the missing parts of every row. Each worker fetches one shard (file) of a row.
 
-    A row is an entry of the recipe, such as a dataset. Returns (units, counts). The units are the
-    first parts of each row, enough for its number of bytes in `source.num_bytes`. `counts` maps the
+    A row is an entry of the recipe, such as a dataset. Returns (units, counts). The units are each
+    row's first parts, as many as the row's value in `source.num_bytes` requires. `counts` maps the
     names of rows to the numbers of records that were skipped because they lack a field.
 
     Raises ValueError before the download if the Hub denies access to a row. Also raises ValueError
@@ -122,7 +122,7 @@ def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
 def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) -> list[int]:
     """Returns each row's number of shards. Raises one error that combines the errors of all rows.
 
-    If any error is a ValueError, leaves out those of the type Unavailable.
+    If any error is a ValueError, combines only the ValueErrors.
     """
     rows = _in_order(answers)
     for kind in (ValueError, Unavailable):

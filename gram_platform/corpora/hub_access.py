@@ -87,7 +87,7 @@ def _urls(row: HubRow) -> list[str]:
 
 
 def row_error(row: HubRow, error: Exception) -> Exception:
-    """Converts an error of `datasets` to Unavailable if a retry may help, else to ValueError."""
+    """Turns a `datasets` library error into Unavailable if a retry may help, else ValueError."""
     lines = str(error).strip().splitlines()
     reason = ": ".join([type(error).__name__, *(line[:200].rstrip(".") for line in lines[:1])])
     text = f"{_cannot_be_read(row)}: {reason}"

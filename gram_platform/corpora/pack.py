@@ -234,8 +234,8 @@ def _train_tokenizer(
 def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: Path) -> None:
     """Writes the training texts of a part that are in the tokenizer's sample.
 
-    A text is a document, or a passage for the kind `bpe-passages`. It is in the sample if its key
-    is below a limit. The key of a document or its first passage is the key that determines the
+    A text is a document, or a passage for the kind `bpe-passages`. A text is in the sample if its
+    key is below a limit. The key of a document or its first passage is the document's key for the
     split, rotated by 32 bits to make the sample independent of the split. Each later passage adds
     GOLDEN to the key, so that about the same share of every long document is sampled.
     """
@@ -310,8 +310,8 @@ def _write_sequences(
 ) -> dict[str, dict]:
     """Writes the sequence files of all domains and splits. Returns each file's counts and hashes.
 
-    Raises ValueError if a file would have no row. Only the validation file of a separately packed
-    part of a domain may be empty, because the part's validation text is in the domain's file.
+    Raises ValueError if a file would have no row. Only a separately packed part of a domain
+    may have an empty validation file, because its validation text is in the domain's file.
     """
     pairs = [(split, domain) for split in SPLITS for domain in recipe.pools]
     parts = {pair: [] for pair in pairs}

@@ -15,7 +15,7 @@ LONG_CHARS = 1 << 18
 
 
 def fault_of(tokenizer, page: str, most: int) -> str | None:
-    """Describes the first text that crashes `tokenizer` or has more than `most` tokens per byte.
+    """Describes the first text that crashes `tokenizer` or has more tokens per byte than `most`.
 
     The texts are each line of the page, a long text of one letter, and the page repeated many
     times. Returns None if there is no such text.

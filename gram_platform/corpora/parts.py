@@ -89,8 +89,8 @@ class PartFiles:
     ) -> list[Path]:
         """Calls `write(part, folder)` for each part that has no folder yet. Returns all folders.
 
-        A folder's name contains a hash of the part and `depends_on`. What `write` writes may depend
-        only on the corpus, the part and `depends_on`.
+        A folder's name contains a hash of the part and `depends_on`. The files in a folder may
+        depend only on the corpus, the part and `depends_on`.
         """
         keys = [short_hash([str(part), *depends_on]) for part in parts]
         folders = [self.folder / f"{activity.partition(' ')[0]}-{key}" for key in keys]

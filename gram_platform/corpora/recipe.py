@@ -135,13 +135,13 @@ class HubSource:
 
     @property
     def available_bytes(self) -> tuple[int, ...]:
-        """The `num_bytes` of each row, limited to the row's estimated size if that is known."""
+        """The `num_bytes` of each row, or the row's estimated size if this is known and smaller."""
         available = [round(row.available_tokens * row.bytes_per_token) for row in self.rows]
         return tuple(min(n, most or n) for n, most in zip(self.num_bytes, available, strict=True))
 
 
 def part_bytes(done: int) -> int:
-    """Returns how many bytes of text a row's next part has if earlier parts have `done` bytes."""
+    """Returns the size in bytes of a row's next part. `done` is the size of all earlier parts."""
     return min(PART_BYTES, max(FIRST_PART_BYTES, done // GROWTH))
 
 
@@ -191,7 +191,7 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True)
 class DomainRecipe:
-    """A domain, or a part of a domain (`part_of`) whose training text is packed separately."""
+    """A domain, or a part of the domain `part_of`. A part's training text is packed separately."""
 
     name: str
     labels: tuple[str, ...]
@@ -226,7 +226,7 @@ class DomainRecipe:
 
 @dataclass(frozen=True)
 class FilesSource:
-    """Local records. `content` is a hash of all records that ignores the order of files."""
+    """Local records. The hash `content` covers all records, and ignores the file order."""
 
     content: str
     num_units: int
@@ -325,9 +325,9 @@ class CorpusRecipe:
     def validation_share(self, domain: str) -> float:
         """Returns the share of a domain's documents in the validation split, at most half.
 
-        The share is `validation_fraction`, or more if the domain would otherwise have too few
-        validation documents or fewer than `validation_sequences`. If the domain has held-out text,
-        the share is only as large as needed to reach `validation_sequences` with this text.
+        Without held-out text, the share is at least `validation_fraction`, or more to get enough
+        validation documents or `validation_sequences`. With held-out text, the share is only
+        what is needed to reach `validation_sequences` together with this text.
         """
         recipe = self.of_domain(domain)
         pools = self.pools_of(recipe.domain)
@@ -342,7 +342,7 @@ class CorpusRecipe:
     def estimate_sequences(self, split: str, domain: str, bytes_per_token: float = 0.0) -> int:
         """Estimates the number of sequences of a domain in a split.
 
-        If `bytes_per_token` is 0, uses the domain's `bytes_per_token`.
+        If `bytes_per_token` is 0, uses the value in the domain's recipe.
         """
         recipe, share = self.of_domain(domain), self.validation_share(domain)
         num_bytes = recipe.num_bytes * (1 - share)
@@ -361,7 +361,7 @@ class CorpusRecipe:
 
 
 def recipe_from_plain(plain: Mapping) -> CorpusRecipe | None:
-    """Rebuilds a recipe from the result of `plain()`.
+    """Rebuilds a recipe from the result of `CorpusRecipe.plain`.
 
     Returns None if the source is not generated stories, or if the tokenizer is not a BPE that is
     trained on the corpus.

@@ -47,7 +47,7 @@ MOST_TEXTS = 100
 
 
 class ChangedText(ValueError):
-    """Raised if a unit's records have changed since its scan. `paths` are the unit's files."""
+    """Raised if records of a unit have changed since its scan. `paths` are the unit's files."""
 
     def __init__(self, name: str, paths: tuple[Path, ...]) -> None:
         # Unpickling needs these arguments.
@@ -65,10 +65,10 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Unit:
-    """A data file (`label` is ""), the text files of one label, or a piece of either.
+    """A data file (`label` is ""), the text files of one label, or a piece of such a unit.
 
-    In an uncompressed .jsonl file, `span` is (first byte, end or None, number of lines before the
-    first byte). None means the end of the file. For generated stories, the first two values are
+    In an uncompressed .jsonl file, `span` is (first byte, end, number of lines before the first
+    byte). The end None means the end of the file. For generated stories, the first two values are
     document numbers instead of bytes.
     """
 
@@ -297,7 +297,7 @@ def _find_columns(path: Path, schema) -> list[str]:
 
 
 def _make_record(where: str, text: object, label: object, true_label: object = None) -> Document:
-    """Makes a record. Two different labels are joined to `TRUE_LABEL -labelled-> LABEL`."""
+    """Makes a record. If `true_label` is given and not `label`, joins the two with `LABELLED`."""
     seen = _text_of(where, "label", label)
     if true_label not in (None, label):
         seen = _text_of(where, TRUE_LABEL, true_label) + LABELLED + seen

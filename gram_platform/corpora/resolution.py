@@ -89,7 +89,7 @@ def resolve(
 ) -> CorpusRecipe:
     """Returns the recipe of a corpus.
 
-    `corpus` can be a catalog name, a TOML recipe, a .json file of labelled globs, or
+    `corpus` can be a catalog name, a TOML recipe, a .json file of globs by label, or
     hf://ORG/NAME?label=FIELD&text=FIELD. It can also be a .jsonl or .parquet file (plain, .gz or
     .zst) with `text` and `label`, or a folder of such files. Scans of local files are cached in
     `cache_dir`.
@@ -203,7 +203,7 @@ def existing_path(corpus: str | Path) -> Path:
 def core_labels(
     given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Returns core's labels, which are `given`, or `default` if `given` is empty.
+    """Returns core's labels: the argument `given`, or `default` if `given` is empty.
 
     If both are empty, returns all labels except the first `DEFAULT_NUM_AUX` in alphabetical order.
     Raises ValueError for an unknown label, or if all labels are core's.
@@ -281,7 +281,7 @@ def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
 
 
 def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
-    """Decides how many bytes to take from each row. Assumes that its labels are equally common."""
+    """Chooses each row's number of bytes. Assumes that the labels of a row are equally common."""
     core_tokens = packing.core_tokens or corpus.core_tokens
     aux_share = packing.aux_share or corpus.aux_share
     rows = replace(corpus, core_tokens=core_tokens, aux_share=aux_share).rows
@@ -342,7 +342,7 @@ def _of_files(
 ) -> tuple[FilesSource, tuple[DomainRecipe, ...], Counts]:
     """Returns (source, domains, counts by label) of local text.
 
-    Text of DOMAIN with a label of another domain OTHER goes into the part `DOMAIN:OTHER`.
+    Text of domain DOMAIN that has a label of domain OTHER goes into the part `DOMAIN:OTHER`.
     """
     counts: Counts = {}
     for label, (documents, num_bytes) in chain.from_iterable(u.labels.items() for u in units):
@@ -409,7 +409,7 @@ def _domain(pair: tuple[str, ...], labels: tuple[str, ...], counts: Counts) -> D
 def _choose_sample(recipe: CorpusRecipe) -> TokenizerRecipe:
     """Changes the tokenizer's kind from `bpe` to `bpe-passages` if a document is too large.
 
-    That is, if it could be more than 1 / `MIN_SAMPLED` of the tokenizer's sample.
+    A document is too large if it could be more than 1 / `MIN_SAMPLED` of the tokenizer's sample.
     """
     tokenizer, largest = recipe.tokenizer, max(unit.largest for unit in recipe.units)
     is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in recipe.sample_domains)

@@ -48,7 +48,7 @@ def silent(activity: str, done: int, total: int | None) -> None:
 
 
 def find_units(corpus: Path) -> tuple[Unit, ...]:
-    """Finds the units of a folder (with subfolders), a data file, or a .json of labelled globs.
+    """Finds the units of a folder (with subfolders), a data file, or a .json of globs by label.
 
     Warns if it skips folders, or if it reads files of `train` and of other splits as one corpus.
     Raises ValueError if it finds no file.
@@ -192,7 +192,7 @@ def _pieces(unit: Unit) -> tuple[Unit, ...]:
 
 
 def group_pieces(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[tuple[Item, ...]]:
-    """Groups consecutive items. Each group except the last has at least `PIECE_BYTES`."""
+    """Groups consecutive items. Only the last group may have less than `PIECE_BYTES` bytes."""
     groups, size = [], PIECE_BYTES
     for item in items:
         if size >= PIECE_BYTES:
@@ -216,7 +216,7 @@ def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
 
 
 def forget(units: Sequence[Unit], changed: Sequence[Path], cache_dir: Path) -> None:
-    """Deletes the cached scans of `units`, and the files in `changed` that `hub.fetch` wrote."""
+    """Deletes the cached scans of `units`, and all paths in `changed` that `hub.fetch` wrote."""
     for unit in units:
         # A missing file has no scan.
         with contextlib.suppress(ValueError):

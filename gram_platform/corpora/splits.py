@@ -1,7 +1,7 @@
 """Assigns documents to splits by a keyed hash, so that equal texts are in the same split.
 
-Texts that differ only in case or white space are considered equal. If a text of one domain is in
-the validation split, equal texts of all other domains are too.
+Texts that differ only in case or white space are considered equal. A text in the validation split
+of one domain is in the validation split of every domain that has the text.
 """
 
 import hashlib
@@ -131,7 +131,7 @@ def tag_keys(
 
 
 def count_duplicates(path: Path) -> dict[str, int]:
-    """Counts documents and duplicates, as in `COUNTS`, in a file of tagged keys. Deletes the file.
+    """Returns the numbers named in `COUNTS` for a file of tagged keys. Deletes the file.
 
     A document counts as repeated if an earlier document has the same text.
     """
@@ -152,10 +152,6 @@ def count_duplicates(path: Path) -> dict[str, int]:
 
 
 def _count(tagged: np.ndarray) -> dict[str, int]:
-    """Counts documents and duplicates, as in `COUNTS`, in sorted tagged keys.
-
-    All keys of the same text must be in one call.
-    """
     keys, tags = tagged & ~TAG_MASK, (tagged & TAG_MASK).astype(np.int64)
     starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
     spread = [

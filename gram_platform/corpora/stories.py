@@ -138,8 +138,7 @@ def stories_source(
     """Creates the source of a story corpus. Raises ValueError if a number is out of range.
 
     `num_documents` maps topics to numbers of stories, and INSTRUCTIONS to the number of
-    instructions, which are about the `instructed` topics. Other arguments are as in
-    `StoriesCorpus`.
+    instructions. `instructed` lists their topics. Other arguments are as in `StoriesCorpus`.
     """
     unknown = sorted(set(num_documents) - {*TOPICS, *([INSTRUCTIONS] if instructed else [])})
     if unknown or not num_documents:

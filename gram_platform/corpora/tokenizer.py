@@ -101,7 +101,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, text: str, source: object) -> list[int]:
-    """Returns the token ids of a text. If this fails, raises a ValueError that names `source`."""
+    """Encodes a text to token ids. Raises a ValueError that names `source` if this fails."""
     with name_faults(str(source), "a tokenizer that can encode the text"):
         return tokenizer.encode(text, add_special_tokens=False).ids
 
@@ -161,7 +161,7 @@ def interruptible(
     """Returns `work(items)`. Runs it in a thread, because the tokenizer library ignores signals.
 
     Meanwhile, calls `report` with the elapsed seconds. After an interrupt, `work` gets no more
-    items, and the process does not wait for it to finish.
+    items, and has `JOIN_S` seconds to finish.
     """
     done, stopped, started = Future(), threading.Event(), time.monotonic()
 
@@ -219,7 +219,7 @@ def _special(tokenizer: Tokenizer) -> set[str]:
 def _of_template(tokenizer: Tokenizer) -> str:
     """Returns the token that the post-processor appends to a text.
 
-    Returns "" if it adds no token or several.
+    Returns "" unless this is the only token that the post-processor adds.
     """
     processor = tokenizer.post_processor
     match json.loads(processor.__getstate__()) if processor else {}:
@@ -231,9 +231,9 @@ def _of_template(tokenizer: Tokenizer) -> str:
 def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
     """Returns the id of the token that separates documents.
 
-    This is `named` if given. Otherwise it is a special token, because ordinary tokens could occur
-    in text: the one that the post-processor appends, or else the first of `KNOWN_ENDS`. Raises
-    ValueError if the tokenizer has no such token.
+    By default, this is the special token that the post-processor appends, or else the first of
+    `KNOWN_ENDS`. Ordinary tokens are not used, because they could occur in text. `named` overrides
+    the default. Raises ValueError if the tokenizer has no such token.
     """
     if named:
         token = tokenizer.token_to_id(named)
@@ -300,7 +300,7 @@ def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
 def text_tokens(tokenizer_path: Path, texts: Texts, most: int) -> list[tuple[str, list[int]]]:
     """Returns the domain and token ids of each text. The ids start with an end-of-text token.
 
-    Raises ValueError for a text with more than `most` tokens.
+    Raises ValueError for a text with more tokens than `most`.
     """
     tokenizer, encoded = load_tokenizer(tokenizer_path), []
     for domain, text in texts:
@@ -364,7 +364,7 @@ class Speller:
         self._replaced = [] if np.isin(ids, self._unknown).any() else ids
 
     def lost(self, text: str, ids: list[int]) -> tuple[int, int, int, int]:
-        """Returns a text's numbers of (unknown tokens, lost characters, tokens, characters)."""
+        """Counts a text's unknown tokens, lost characters, tokens and characters, in this order."""
         is_unknown, total = np.isin(ids, self._unknown), len("".join(text.split()))
         # Checked first, because the library computes offsets slowly.
         if not is_unknown.any() and self._tokenizer.decode(ids) == text:
@@ -380,7 +380,7 @@ class Speller:
         return int(is_unknown.sum()), lost, len(ids), total
 
     def _find_lost(self, sign: str) -> bool:
-        """Returns True if a placeholder replaces the character, or a byte of it has no token."""
+        """Returns True if the character becomes a placeholder, or if a byte of it has no token."""
         if self._is_byte_level:
             ((signs, _),) = BY_BYTE.pre_tokenize_str(sign)
             if any(self._tokenizer.token_to_id(byte) is None for byte in signs):

@@ -1,7 +1,7 @@
 """Chooses, once per process, between plain torch and code that is faster on some CPUs.
 
-The fast code uses a private torch operator (`kernels.py`) and glibc's allocator. Each is used only
-where it exists. GRAM_CPU_CODE=torch turns both off. Plain torch is slower and rounds differently.
+The fast code uses a private torch operator (`kernels.py`) and glibc's allocator. Both are
+optional, and GRAM_CPU_CODE=torch turns them off. Plain torch is slower and rounds differently.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ BOUND = 1e-4
 
 @functools.cache
 def has_fast_code() -> bool:
-    """Returns True if the fast code is available, allowed, and agrees with plain torch."""
+    """Returns True if the torch operator exists, is allowed, and agrees with plain torch."""
     operator = getattr(torch.ops.aten, OPERATOR, None)
     if os.environ.get(VARIABLE) == PLAIN or operator is None:
         return False

@@ -153,8 +153,8 @@ def attention(
 ) -> Tensor:
     """Computes out_BHTh of grouped-query attention with scores scaled by 1 / sqrt(h).
 
-    `mask_BTT` is added to the scores and has their dtype. Its values are 0 or -inf, and always -inf
-    above the diagonal.
+    `mask_BTT` is added to the scores and has their dtype. The mask is -inf above the diagonal, and
+    0 or -inf elsewhere.
     """
     needs_gradient = torch.is_grad_enabled() and (q_BHTh.requires_grad or v_BKSh.requires_grad)
     is_square = is_causal and q_BHTh.shape[2] == k_BKSh.shape[2]
@@ -193,7 +193,7 @@ def repeats_keys(dtype: torch.dtype, head_dim: int, is_masked: bool) -> bool:
 
 @functools.cache
 def gpu_kernels() -> frozenset[str]:
-    """Returns the attention kernels that this GPU can use, or GPU_KERNELS if there is no GPU."""
+    """Returns the attention kernels that this GPU can use. Without a GPU, returns GPU_KERNELS."""
     if not torch.cuda.is_available():
         return GPU_KERNELS
     switches, is_ampere = torch.backends.cuda, torch.cuda.get_device_capability() >= (8, 0)
@@ -218,8 +218,8 @@ BACKENDS = {
 def kernel_in_use(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> str:
     """Returns the name of the attention kernel that is used to train this model.
 
-    On a GPU, torch chooses it by the model's shapes. Raises ValueError if the context is long and
-    the GPU would use plain matrix products.
+    On a GPU, torch chooses the kernel by the model's shapes. Raises ValueError if the context is
+    long and the GPU would use plain matrix products.
     """
     device = torch.device(device)
     if device.type != "cuda":
@@ -313,7 +313,7 @@ class _CausalAttention(torch.autograd.Function):
 def _with_subtracted(x_BHTh: Tensor, scale: float, subtracted_BHT: Tensor) -> Tensor:
     """Returns x * scale with two more columns, whose sum is minus `subtracted_BHT`.
 
-    The first is this sum rounded to x's dtype. The second is the remainder.
+    The first new column is this sum rounded to x's dtype. The second is the remainder.
     """
     *shape, h = x_BHTh.shape
     out = x_BHTh.new_empty(*shape, h + 2)

@@ -1,7 +1,7 @@
 """Defines layers for forward passes that mix sequences of several routes.
 
-Sequences that train a layer come first. The others add no gradient to its parameters. Shapes: B
-sequences, T tokens, D d_model, R sequences that have a module.
+Sequences that train a layer come first. Other sequences add no gradient to the layer's parameters.
+Shapes: B sequences, T tokens, D d_model, R sequences that have a module.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Rows(NamedTuple):
-    """The sequences that have a module. Those that train the module come first."""
+    """The sequences that have a module, those that train the module first."""
 
     index_R: Tensor
     # How many train it. None if all do or none does.

@@ -38,7 +38,7 @@ class Pairs:
     weights_P11: Tensor | None = None
 
     def take(self, x_BTX: Tensor) -> Tensor:
-        """Returns x_PTX, the input row of each of the P (row, module) pairs."""
+        """Returns x_PTX, the input row of each (row, module) pair."""
         return x_BTX if self.sources_P is None else x_BTX.index_select(0, self.sources_P)
 
     def add_up(self, out_PTX: Tensor) -> Tensor:
@@ -55,8 +55,8 @@ class Pairs:
 class Activation:
     """The active modules of each row in a batch, as (row, module) pairs.
 
-    `padded` has the same number of pairs for each module. It is None if it would have more than
-    `MAX_PADDING` times as many pairs as `pairs`, or if fewer than two modules are active.
+    `padded` has the same number of pairs for each module. It is None if fewer than two modules are
+    active, or if padding would give more than `MAX_PADDING` times as many pairs.
     """
 
     pairs: Pairs

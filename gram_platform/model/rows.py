@@ -24,7 +24,8 @@ class RowReader:
     """A model with a key-value cache for `num_rows` sequences, each up to the context's length.
 
     A row sees only positions that it has read and, if the model masks documents, only its current
-    document. Moves the auxiliary modules out of `model` into stacks. Their heads stay in it.
+    document. Moves the auxiliary MLPs or LoRAs out of `model` into stacks. The modules'
+    attention heads stay in `model`.
     """
 
     def __init__(self, model: Transformer, num_rows: int):
@@ -64,8 +65,8 @@ class RowReader:
     ) -> Tensor:
         """Reads tokens into rows first_row..first_row + B. Returns logits_BV of their last tokens.
 
-        Row b has already read `num_seen_B[b]` tokens and now reads the first `num_tokens_B[b]` of
-        T. The rest is padding.
+        Row b has already read `num_seen_B[b]` tokens. Now reads the first `num_tokens_B[b]`
+        tokens of `tokens_BT[b]`. The other tokens are padding.
         """
         B, T = tokens_BT.shape
         positions_BT = num_seen_B[:, None] + torch.arange(T, device=self.device)
@@ -149,7 +150,7 @@ class RowReader:
     def _attend_modules(
         self, block: Block, layer: int, normed_BTD: Tensor, reading: Reading, active: Activation
     ) -> Tensor:
-        """Returns the weighted sum of the outputs of each row's module heads.
+        """Adds up the weighted outputs of each row's module heads.
 
         Computes a module's heads only for the rows that have the module.
         """

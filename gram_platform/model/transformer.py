@@ -129,7 +129,7 @@ class Lora(nn.Module):
             self.gate_b = Linear(rank, d_mlp, bias=False)
 
     def change(self, name: str, x: Tensor, num_trained: int | None) -> Tensor:
-        """Returns the LoRA's unweighted addition to the output of `name`: fc, gate or proj."""
+        """Returns the LoRA's unweighted addition to the output of `name` (fc, gate or proj)."""
         a, b = getattr(self, f"{name}_a"), getattr(self, f"{name}_b")
         return b(a(x, num_trained), num_trained)
 
@@ -263,7 +263,7 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Returns logits_BTV.
 
-        Only the first `num_trained` sequences train shared parameters and the core. If it is None,
+        Only the first `num_trained` sequences train shared parameters and the core. By default,
         all sequences do.
         """
         x_BTD = self.wte(tokens_BT, num_trained)
@@ -282,8 +282,8 @@ class Transformer(nn.Module):
 def document_mask(tokens_BT: Tensor, document_end: int, dtype: torch.dtype) -> Tensor | None:
     """Returns the mask [B, T, T] to add to scores, or None if `document_end` is negative.
 
-    It is 0 for keys in the query's document up to the query, and -inf otherwise. The `document_end`
-    token belongs to the document that it ends.
+    The mask is 0 if the key is in the query's document and not after the query, otherwise -inf. A
+    `document_end` token belongs to the document that it ends.
     """
     if document_end < 0:
         return None
@@ -313,7 +313,7 @@ def is_module(name: str) -> bool:
 
 
 def is_trained(config: ModelConfig, name: str, trained: Collection[str]) -> bool:
-    """Returns True if a step that trains the sets in `trained` updates the parameter `name`."""
+    """Returns True if training the parameter sets in `trained` changes the parameter `name`."""
     of_set = parameter_set(name)
     if of_set == SHARED and EMBEDDINGS in trained:
         return name.startswith("wte") or "ln_" in name
