@@ -82,9 +82,10 @@ class Attempt:
     ) -> Resumed | None:
         """Loads the newest intact checkpoint to continue from. Returns None if there is none.
 
-        `read(attempts, step, attempt_id)` reads one checkpoint. If it fails, tries the next older
-        one. Sets damaged checkpoints aside with a warning. If all fail, some because the storage
-        failed, raises the last OSError. Otherwise the caller would get None and restart the run.
+        `read(attempts, step, attempt_id)` reads one checkpoint. If this fails, tries the next older
+        one. Sets damaged checkpoints aside with a warning. If none can be read and the storage
+        failed for at least one, raises the last OSError, because None would make the caller restart
+        the run.
         """
         unreadable = None
         clear_debris(self._attempts)
@@ -121,8 +122,8 @@ class Attempt:
 
         `tensors` maps names to CPU tensors. `state` must be JSON-serialisable, without NaN or
         infinity. `records` are the metric records {"step", "time", "metrics"} since the last
-        commit. Raises ValueError unless `step` and the steps of the records exceed those committed
-        before, and LeaseLost if another process may have taken over the run.
+        commit. Raises ValueError unless `step` and the steps of `records` exceed all committed
+        steps, and LeaseLost if another process may have taken over the run.
         """
         self._require_above_last(step)
         with self._detect_takeover():
@@ -175,8 +176,8 @@ class Attempt:
     ) -> dict:
         """Stores final weights and `result.json` unless the run has a result. Returns the result.
 
-        Also removes the run's checkpoints. `final` has the fields of the result, all deterministic.
-        `run_id`, `weights_sha256` and `sha256` are added to them. `records` are the metric records
+        Also removes the run's checkpoints. `final` has deterministic fields of the result. The
+        result also has `run_id`, `weights_sha256` and `sha256`. `records` are the metric records
         since the last commit. `measured` has extra fields for the run's `timing()`.
         """
         save = partial(self._folder.write_with, WEIGHTS, partial(save_tensors, tensors=tensors))

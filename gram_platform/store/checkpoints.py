@@ -31,7 +31,7 @@ PROBE = NORM + "probe/"
 
 
 class Segment(TypedDict):
-    """Describes one file of a run's history, which has metric records of one attempt."""
+    """Describes one file of a run's history. The file has metric records of one attempt."""
 
     attempt: str
     file: str
@@ -154,7 +154,7 @@ def write_segment(
 
 
 def read_segment(attempts: Folder, entry: dict) -> list[dict]:
-    """Reads the file of a history entry. Raises CorruptFile if it is missing or altered."""
+    """Reads the file of a history entry. Raises CorruptFile if the file is missing or altered."""
     path = f"{attempts.path}/{entry['attempt']}/segments/{entry['file']}"
     try:
         data = attempts.child(entry["attempt"], "segments").read(entry["file"])
@@ -178,8 +178,8 @@ def has_weights(attempt: Folder) -> bool:
 def clear_weights(attempts: Folder) -> None:
     """Removes the weights, complete or not, of attempts that ended without finishing.
 
-    Call this only if a finished attempt has the weights that the result names. An attempt that was
-    only suspended may seem to have ended, and then loses its weights.
+    An attempt that was only suspended may seem to have ended, and then loses its weights. So call
+    this only if a finished attempt has the weights that the result names.
     """
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)

@@ -108,7 +108,7 @@ def open_corpus(
 
 
 def lost_text(store: Store, data_id: str) -> list[str]:
-    """Returns a warning per domain if a share above LITTLE_LOST of its text cannot be encoded."""
+    """Returns a warning for each domain with unencodable text above the share LITTLE_LOST."""
     stored = store.data_dir(data_id)
     try:
         return describe_unspelled(parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST)))
@@ -319,8 +319,8 @@ def fetch_ahead(rows: Mapping[str, FetchedRows], num_rows: Mapping[str, int]) ->
 def _bring_each(left: "queue.SimpleQueue[tuple[FetchedRows, int]]") -> None:
     """Fetches queued blocks until the queue is empty or a fetch fails.
 
-    Suppresses OSError and ValueError, because a later read of the block raises them again, and
-    RuntimeError, because object store drivers raise it while the process exits.
+    Suppresses OSError and ValueError, which a later read of the block raises again. Suppresses
+    RuntimeError, which object store drivers raise while the process exits.
     """
     with contextlib.suppress(queue.Empty, OSError, ValueError, RuntimeError):
         while True:

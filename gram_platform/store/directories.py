@@ -74,7 +74,6 @@ class NodeDirectory:
 
     kind: ClassVar[str]
     id_field: ClassVar[str]
-    # A TypedDict of the result's fields that this module and reports read.
     result_kind: ClassVar[Any]
     config_remedy: ClassVar[str] = "submit again"
 
@@ -193,8 +192,8 @@ class NodeDirectory:
 class EvaluationDirectory(NodeDirectory):
     """`<storage>/evaluations/<eval_id>/{config.json, tags.json, result.json, timing.json}`.
 
-    Tensors are in `tensors-<hash>.safetensors`. The result contains this hash, so that it never
-    refers to tensors of another writer.
+    Tensors are in `tensors-<hash>.safetensors`. The result contains this hash, so that a result
+    never refers to tensors of another writer.
     """
 
     kind = "evaluation"
@@ -209,7 +208,7 @@ class EvaluationDirectory(NodeDirectory):
         return self.node_id
 
     def timing(self) -> dict:
-        """Reads the stored timing (see `complete`). Returns {} if there is none."""
+        """Reads the timing that `complete` stored. Returns {} if there is none."""
         return self.folder.read_or_set_aside(TIMING, EvaluationTiming)
 
     def complete(

@@ -31,7 +31,7 @@ class CorruptFile(ValueError):
 
 
 def safe_name(field: str, name: str) -> str:
-    """Returns `name` if it is a safe path component. If not, raises ValueError about `field`."""
+    """Returns `name` if it is a safe path component. Otherwise raises ValueError about `field`."""
     if not is_safe_name(name):
         allowed = "at most 200 letters, digits and _ + . = @ -, the first a letter, digit or _"
         raise invalid(field, name, allowed)
@@ -105,7 +105,7 @@ class Folder:
         return self._read_as(name, lambda data: parse_json(data, kind))
 
     def read_sealed(self, name: str, kind: Any = dict) -> Any:
-        """Reads a file like `read_json`, but also raises CorruptFile if its `sha256` is wrong."""
+        """Reads a file as `read_json` does. Also raises CorruptFile if the `sha256` is wrong."""
         return self._read_as(name, lambda data: from_plain(kind, unseal(data)))
 
     def _read_as(self, name: str, read: Callable[[bytes], Value]) -> Value | None:
@@ -126,7 +126,7 @@ class Folder:
             return {}
 
     def read_or_set_aside(self, name: str, kind: Any) -> Any:
-        """Reads JSON with `unseal_if_sealed`. Returns {} if the file is absent or damaged.
+        """Reads a file with `unseal_if_sealed`. Returns {} if the file is absent or damaged.
 
         Sets a damaged file aside.
         """
@@ -173,7 +173,7 @@ class Folder:
         warn(f"{self.path}/{name} is {fault}: {reason}", stacklevel=2)
 
     def remove_temporaries(self, older_than_s: float = 0.0) -> None:
-        """Removes temporary files older than `older_than_s` seconds. Object stores have none."""
+        """Removes temporary files older than `older_than_s` seconds. Skips object stores."""
 
     def require_rights(self) -> None:
         """Raises PermissionError if this user cannot write here. Does not check object stores."""
@@ -249,7 +249,7 @@ def keep_trying(work: Callable[[], Value], place: str) -> Value:
 
 
 def with_retries(method: Callable) -> Callable:
-    """Decorates a method of a folder, so that calls are retried on transient errors."""
+    """Decorator that retries a folder's method on transient errors."""
 
     @functools.wraps(method)
     def retry(self, *args, **kwargs):

@@ -46,7 +46,7 @@ from gram_platform.store.remote_folder import RemoteFolder
 
 
 def retry_if_removed(method: Callable) -> Callable:
-    """Decorates a method that writes a file. Retries it once if its temporary file was removed.
+    """Decorator that calls a file-writing method again if its temporary file was removed.
 
     Other processes remove temporary files of a process that seems dead, such as a suspended one.
     """
@@ -314,7 +314,7 @@ def _open_folder(path: str) -> None:
 
 
 def open_folder(root: str, writable: bool = False) -> Folder:
-    """Opens the folder at a local path (`~` expanded) or fsspec URL, or raises ValueError."""
+    """Opens the folder at a local path (`~` expanded) or fsspec URL. Bad URLs raise ValueError."""
     protocol, _, path = root.partition("://") if is_url(root) else ("file", "", root)
     if protocol in ("file", "local"):
         return LocalFolder(os.path.abspath(os.path.expanduser(path)), writable)

@@ -75,8 +75,9 @@ class Lease:
     `interval_s`. Raises OSError if the first write fails. If later writes fail, warns once with a
     text that begins with `warning`, or not at all if `warning` is "".
 
-    If `contested`, other processes write this file too. An expired lease can only be renewed if it
-    is contested and no other process has taken it.
+    A lease is `contested` if other processes write the same file. An expired contested lease can be
+    renewed, because the file shows whether another process has taken it. Any other lease stays
+    expired, because a new attempt may have written its own lease in another folder.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Lease:
         self._unwritten = progress
 
     def is_overdue(self) -> bool:
-        """Returns True if the lease has expired. Then only a contested lease can be renewed."""
+        """Returns True if the lease has expired."""
         return _boot_time() - self._renewed > max(self.fields["lease_seconds"], SHORTEST_LEASE_S)
 
     def is_lost(self) -> bool:
@@ -186,9 +187,9 @@ def is_fresh(lease: dict | None) -> bool:
 def has_ended(lease: dict | None) -> bool:
     """Returns True if the lease's owner has ended and its half-written files can be removed.
 
-    The answer is certain for a process on this machine. A process elsewhere is presumed to have
-    ended if its last heartbeat is older than GONE_AFTER_S. If it still runs, it repeats a write
-    whose temporary file was removed (`retry_if_removed`).
+    The answer is certain for a released lease, and for a process in this pid namespace. Any other
+    process is presumed to have ended if its last heartbeat is older than GONE_AFTER_S. If such a
+    process still runs, `retry_if_removed` repeats a write whose temporary file was removed.
     """
     if not lease:
         return False

@@ -71,7 +71,7 @@ class RemoteFolder(Folder):
 
     @with_retries
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless it exists. Returns True if it did so. Atomic on S3 and GCS."""
+        """Writes the file unless it exists. Returns True if written. Atomic on S3 and GCS."""
         try:
             self._put(lambda: self.filesystem.pipe_file(self.file(name), data, mode="create"))
         except FileExistsError:

@@ -54,8 +54,8 @@ class Finished:
     """What the storage contains about a node that has a result.
 
     `sha256` is the hash of the result. `weights_sha256` is the hash of a run's weights, or "" for
-    an evaluation. The result was computed from `sources`: {run or import id: hash of its weights}.
-    `has_config` is true if the config is intact.
+    an evaluation. `sources` is {run or import id: hash of the weights that were used for the
+    result}. `has_config` is true if the config is intact.
     """
 
     sha256: str
@@ -90,7 +90,7 @@ def storage_place(storage: str) -> str:
 class Store:
     """A storage at a local path (`~` expanded) or an fsspec URL.
 
-    It is read-only until `open_for_writing` is called. `root` is the absolute path or the URL.
+    The storage is read-only until `open_for_writing` is called. `root` is its absolute path or URL.
     """
 
     def __init__(self, root: str | os.PathLike) -> None:
@@ -189,9 +189,9 @@ class Store:
         return {i: self.origin(i).require_result()["weights_sha256"] for i in ids}
 
     def explain_outdated(self, result: Mapping) -> str:
-        """Names a source whose weights changed after the result was computed, or returns "".
+        """Returns a text about a source whose weights changed after `result` was computed, or "".
 
-        Sources are runs and imports. Ignores sources that no longer have a result.
+        Ignores sources that no longer have a result.
         """
         for run_id, before in result.get(SOURCE_HASHES, {}).items():
             now = self.origin(run_id).result()
@@ -205,7 +205,10 @@ class Store:
         return None if result is None or self.explain_outdated(result) else result
 
     def set_outdated_aside(self, node: RunDirectory | EvaluationDirectory) -> None:
-        """Sets an outdated result aside. Call this after reading the sources' new weights."""
+        """Sets a node's result aside if it is outdated.
+
+        Call this after reading the sources' new weights. If reading fails, the old result stays.
+        """
         if reason := self.explain_outdated(node.result() or {}):
             node.set_result_aside(reason)
 
@@ -216,7 +219,10 @@ class Store:
         return self._folder.child("imports").list()
 
     def find_run(self, beginning: str) -> str:
-        """Returns the run or import id that begins with `beginning`. Raises as `find_id` does."""
+        """Returns the run or import id that begins with `beginning`.
+
+        Raises the errors of `find_id`.
+        """
         ids = (*self.list_runs(), *self.list_imports())
         return find_id("run_id", beginning, ids, f"a run in {self.root}, as `gram status` prints")
 

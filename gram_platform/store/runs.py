@@ -137,7 +137,7 @@ class RunDirectory(NodeDirectory):
     def failure(self) -> dict | None:
         """Reads the last attempt's failure, or returns None if there is none.
 
-        Its fields are `message`, `details`, `attempt` and, if the file is intact, `time`.
+        The fields are `message`, `details`, `attempt` and, if failure.json is intact, `time`.
         """
         attempt_ids = self.attempt_ids()
         if not attempt_ids:
@@ -157,7 +157,7 @@ class RunDirectory(NodeDirectory):
         self.attempt(attempt_id).write_json("failure.json", {**failure, "time": time.time()})
 
     def progress(self) -> dict | None:
-        """Returns the last attempt's lease and id (`attempt`), or None if there is no lease."""
+        """Returns the last attempt's lease with its id as `attempt`, or None without a lease."""
         attempt_ids = self.attempt_ids()
         lease = read_lease(self.attempt(attempt_ids[-1])) if attempt_ids else None
         return None if lease is None else {**lease, "attempt": attempt_ids[-1]}

@@ -67,7 +67,7 @@ def load_tensors(path: str | os.PathLike) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows [first, stop) of a tensor in a file. `shape` is the tensor's. A scalar has one row."""
+    """Rows [first, stop) of a tensor in a file. The tensor has `shape`. A scalar has one row."""
 
     first: int
     stop: int
@@ -131,7 +131,7 @@ class TensorFile:
 def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Iterator[TensorFile]:
     """Context manager that opens a safetensors file.
 
-    Each access calls `attempt`: `keep_trying` for retries, or `once` for a file outside a storage.
+    `attempt` makes each access: `keep_trying` with retries, or `once` for files outside a storage.
     Raises ValueError if the file is incomplete, and OSError if it cannot be read.
     """
     name = os.fspath(path)
@@ -140,7 +140,6 @@ def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Ite
 
 
 def once(work: Callable[[], Any], place: str) -> Any:
-    """Calls `work` without retries. Takes the same arguments as `keep_trying`."""
     return work()
 
 
@@ -258,7 +257,7 @@ class DiskTensors(Mapping):
         return cls({name: [(file, rows)] for file in files for name, rows in file.held.items()})
 
     def describe(self, name: str) -> StoredRows:
-        """Returns a tensor's shape and dtype, and the rows that the first of its files contains."""
+        """Returns a tensor's shape and dtype, and the rows that the first of the files has."""
         return self.holders[name][0][1]
 
     def __getitem__(self, name: str) -> torch.Tensor:

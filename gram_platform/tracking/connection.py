@@ -74,7 +74,6 @@ class Connection:
     def __init__(self, tracking_uri: str) -> None:
         require_tracking_uri(tracking_uri)
         self.tracking_uri = tracking_uri
-        # The file of SQLite, or None for a server or another database.
         self.database = database_path(tracking_uri)
         self._client: MlflowClient | None = None
         self.experiment_id = ""
@@ -103,10 +102,11 @@ class Connection:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[MlflowClient]:
-        """Context manager that yields an MlflowClient for calls that write. Fails like `reaching`.
+        """Context manager that yields an MlflowClient for calls that write.
 
-        If the database was moved, first corrects the artifact paths in it. Also raises
-        TrackingUnavailable if an artifact path does not lead into a folder named `mlartifacts`.
+        If the database was moved, first corrects the artifact paths in it. Raises
+        TrackingUnavailable if MLflow fails, or if an artifact path does not lead into a folder
+        named `mlartifacts`.
         """
         with self.reaching() as client:
             if self.database is not None and not self._has_right_places:
@@ -152,7 +152,7 @@ class Connection:
                 self.client.set_experiment_tag(self.experiment_id, key, value)
 
     def describe(self) -> None:
-        """Writes links to saved views into the experiment's description, unless a user wrote it."""
+        """Adds links to saved views to the experiment's description, unless a user replaced it."""
         tags = self.experiment_tags()
         if ABOUT in tags.get(content.NOTE, ABOUT):
             self.set_experiment_tags({content.NOTE: experiment_note(tags, self.experiment_id)})
@@ -261,13 +261,12 @@ def context_tags() -> dict[str, str]:
 
 
 def web_address(uri: str) -> str:
-    """Returns a server's address without the user name and password."""
     parts = urlsplit(uri)
     return mask_secrets(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
 
 
 def explain_opening(uri: str) -> str:
-    """Returns a server's address, or a command that opens a database. Hides passwords."""
+    """Returns a server's address, or the command that shows a database. Hides passwords."""
     if uri.startswith("http"):
         return web_address(uri)
     database = database_path(uri)
@@ -310,7 +309,7 @@ def default_tracking_uri(storage: str) -> str:
 
 
 def require_database(uri: str) -> None:
-    """Raises TrackingUnavailable if a database's file is missing. MLflow would create the file."""
+    """Raises TrackingUnavailable for a missing database file, which MLflow would create."""
     database = database_path(uri)
     if database is not None and not database.exists():
         raise TrackingUnavailable(f"MLflow at {uri} is not available: there is no {database}")

@@ -232,7 +232,7 @@ def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int)
     """Converts the records after step `after_step` to MLflow's metrics.
 
     Keeps all losses, but training metrics only at the last step and at about a hundred other steps.
-    Skips metrics whose names are too long for MLflow.
+    Skips metrics named `norm/...` and names that are too long for MLflow.
     """
     run, metrics, stride = entry.config, [], max(1, entry.num_steps // NUM_CURVE_POINTS)
     for record in (record for record in records if record["step"] > after_step):

@@ -110,7 +110,7 @@ def _open_store(storage: str | Store) -> Store:
 
 
 class Frames(NamedTuple):
-    """A study's nodes and the curves of its baselines, with the source of both."""
+    """A study's nodes and the curves of its baselines."""
 
     nodes: pd.DataFrame
     curves: pd.DataFrame
@@ -119,7 +119,7 @@ class Frames(NamedTuple):
 
 
 def store_frames(store: Store, ids: Collection[str], curves_of: Iterable[str]) -> Frames:
-    """Reads the nodes `ids` and the curves of the runs `curves_of` from the storage."""
+    """Reads the nodes in `ids`, and the curves of runs in `curves_of`, from the storage."""
     nodes = _store_frame(store, ids, {})
     return Frames(nodes, load_store_curves(store, curves_of), "the storage")
 

@@ -204,9 +204,9 @@ def find_lacking(
 
 
 def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:
-    """Returns those of `elapsed_s` and `tokens_per_second` that differ from MLflow's values.
+    """Returns the node's `elapsed_s` and `tokens_per_second` if MLflow's values differ.
 
-    They can differ after storages were merged. A value that only MLflow has becomes NaN.
+    The values can differ after storages were merged. A value that only MLflow has becomes NaN.
     """
     known, sent = entry.result_metrics, run.data.metrics
     times = {key: known.get(key, math.nan) for key in TIMES if key in known or key in sent}

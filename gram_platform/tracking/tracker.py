@@ -2,9 +2,9 @@
 
 Any call may raise TrackingUnavailable. Nothing is lost, because the next `mirror` or `sync`
 compares MLflow with the storage and sends the difference. An interrupted call leaves the tag
-`gram.sending_step`. The next call then compares every point of the curves. A process locks a node
-while it sends the node, so no other process on the machine sends it. `sender.py` handles nodes that
-several machines send.
+`gram.sending_step`. The next call then compares every point of the curves. While a process sends a
+node of a writable local storage, it holds a lock, so that no other process on the machine sends the
+node. `sender.py` handles nodes that several machines send.
 """
 
 import re
@@ -45,7 +45,7 @@ Runs = Mapping[tuple[str, str], Run]
 
 
 class Tracker:
-    """Reads and writes an MLflow server or database.
+    """Reads from and writes to an MLflow server or database.
 
     `connection.py` describes what happens if MLflow fails.
     """
@@ -74,7 +74,7 @@ class Tracker:
         return self._sender.mirror(node, content.node_entry(node))
 
     def mark_killed(self, run_ids: Iterable[str]) -> None:
-        """Sets the status KILLED in MLflow for runs whose driver died, if MLflow has them."""
+        """Sets the status KILLED for runs whose driver died. Ignores runs that MLflow lacks."""
         sent = filter(None, [self._sender.known.get(("run", run_id)) for run_id in run_ids])
         with self._mlflow.writing() as client:
             for mlflow_id in sent:
@@ -120,10 +120,10 @@ class Tracker:
         counts: Counter[str],
         are_orphans: bool = False,
     ) -> list:
-        """Sends new and changed nodes to MLflow, and adds the numbers of nodes to `counts`.
+        """Sends new and changed nodes. Adds the numbers of sent and unchanged nodes to `counts`.
 
-        Returns the nodes that were not sent because MLflow lacks the run of their parent. If
-        `are_orphans`, sends such nodes too.
+        If MLflow lacks the run of a node's parent, sends the node only if `are_orphans`. Returns
+        the nodes that were not sent for this reason.
         """
         orphans = []
         with ThreadPoolExecutor(self.num_senders) as threads:
@@ -239,7 +239,7 @@ class Tracker:
         self._send_trials(study, runs)
 
     def study_file(self, study: str, file: str) -> str | None:
-        """Reads a study's file from the newest MLflow run of the study that has this file.
+        """Reads `file` from the newest of a study's MLflow runs that contain it.
 
         Returns None if there is no such run.
         """
@@ -254,7 +254,7 @@ class Tracker:
     def _replace_lines(
         self, of_study: Mapping[str, str], present: Sequence[Run], lines: Sequence[Line]
     ) -> None:
-        """Creates an MLflow run with the tags `of_study` for each new chart line.
+        """Creates an MLflow run for each new chart line, with the tags in `of_study`.
 
         Deletes the runs of former lines. The new runs are not children of the study's run, because
         MLflow's charts omit the children of a collapsed run.
@@ -336,9 +336,9 @@ class Tracker:
     ) -> str:
         """Registers an export as a new version of the model `name`. Returns the version number.
 
-        `record` is the path of export.json. Also sends the view's `run` to MLflow, and logs the
-        exported files as artifacts of the run. If the export already has a version, only sets the
-        version's tags.
+        `record` is the path of export.json. Sends the view's `run` to MLflow first. If the export
+        already has a version, sets the version's tags. Otherwise logs the exported files as
+        artifacts of the run.
         """
         digest, mlflow_run_id = hash_file(record), self.mirror(run)
         assert mlflow_run_id is not None, "an exported run was attempted"
@@ -365,7 +365,10 @@ class Tracker:
             return str(made.version)
 
     def view_urls(self, study: str, pages: str = LOCAL_UI) -> dict[str, str]:
-        """Returns {key: URL} of a study's saved views. See `run_url` for the meaning of `pages`."""
+        """Returns {key: URL} of a study's saved views.
+
+        `pages` is the base URL if MLflow has no server.
+        """
         with self._mlflow.reaching():
             views = read_views(self._mlflow.experiment_tags(), self._mlflow.experiment_id)
         prefix, base = f"gram.{study}.", self._base(pages)

@@ -27,7 +27,7 @@ _ESCAPE = re.compile(r":([0-9a-f]+):")
 
 
 def text_for_people(text: str, most: int = LONGEST_TEXT) -> str:
-    """Masks secrets, escapes NUL and lone surrogates, and cuts the text to `most` characters."""
+    """Masks secrets, escapes NUL and lone surrogates, and cuts the text to the length `most`."""
     text = in_utf8(mask_secrets(text)).replace("\0", "\\x00")
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
