@@ -280,7 +280,7 @@ class WaitingNodes:
         heapq.heappush(self.delayed, (time.monotonic() + after_s, self._place[node.id], node))
 
     def look_again(self) -> list[Node]:
-        """Makes nodes ready whose delay is over, unless another driver has ended them.
+        """Makes delayed nodes ready after their delay, unless another driver has ended them.
 
         Returns the nodes that another driver has ended.
         """

@@ -77,7 +77,7 @@ class MetricsSummary:
         self.norms: list[float] = []
 
     def add(self, record: StepRecord) -> dict[str, float]:
-        """Adds a step. If this step completes a record, returns its metrics, otherwise {}."""
+        """Adds a step. If this step completes a record, returns the record, otherwise {}."""
         for domain, loss in zip(record.domains, record.losses, strict=True):
             self.losses[domain].append(loss)
         self.norms.append(record.grad_norm)

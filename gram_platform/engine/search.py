@@ -130,7 +130,7 @@ def run_trials(
             mode="min" if tuning.metric else None,
             search_alg=searcher,
             scheduler=_Scheduler(searcher, cordon),
-            # The searcher decides when the search is finished.
+            # The searcher ends the search.
             num_samples=sys.maxsize,
             reuse_actors=True,
             trial_dirname_creator=_folder_name,
@@ -345,6 +345,6 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
             self.error = error
 
     def save(self, checkpoint_path: str) -> None:
-        """Writes an empty file, because Ray Tune expects one. The source has the search's state."""
+        """Writes an empty file, because Ray Tune expects one. The search's state is elsewhere."""
         with open(checkpoint_path, "wb"):
             pass
