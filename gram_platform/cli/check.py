@@ -62,8 +62,7 @@ def _problems(check: Callable[[], object]) -> list[str]:
 def _checks(store: Store, unknown: list[str]) -> Iterator[Check]:
     """Yields all checks of a storage.
 
-    The checks add to `unknown` the ids of nodes whose results do not name the weights that they
-    were computed from.
+    The checks add to `unknown` the ids of nodes whose results do not name their source weights.
     """
     if store.is_local:
         for path, kind in special_entries(store.root):

@@ -119,9 +119,8 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str, as_json: bool = 
 def write_replicated(folder: str, out: str, is_beside: bool) -> None:
     """Writes tables and reports of the studies in `folder`.
 
-    If `folder` is "", writes those of the published studies. `out` becomes a storage without runs.
-    Raises ValueError before the first computation if the losses are invalid or `out` is not
-    writable.
+    If `folder` is "", uses the published studies. `out` becomes a storage without runs. Raises
+    ValueError before the first computation if the losses are invalid or `out` is not writable.
     """
     started, place, prepared = time.monotonic(), str(local_path("out", out)), []
     if folder:

@@ -59,10 +59,10 @@ class Admission:
     def free_resources(self, may_wait: bool = True) -> "FreeResources":
         """Returns the resources that can be requested in addition to those of nodes in flight.
 
-        On a cluster of fixed size, or with `may_wait=False`, the limit is what the present machines
-        have. Otherwise, it is the maximum that the autoscaler reports. If it reports none, it is
-        what the present machines have, plus `MOST_WAITING` ranks. Ray queues a request that does
-        not fit yet, so that the autoscaler starts machines.
+        On a cluster of fixed size, or with `may_wait=False`, all requests together must fit on the
+        present machines. Otherwise, the limit is the maximum that the autoscaler reports. Without
+        such a report, the limit is the present machines plus `MOST_WAITING` ranks. Ray queues a
+        request that does not fit yet, so that the autoscaler starts machines.
         """
         resources = self.resources
         if time.monotonic() >= self._ask_again:
@@ -89,9 +89,9 @@ class Admission:
     def machine_to_reserve(self, count_busy: Callable[[], Mapping[str, int]]) -> str:
         """Returns the id of the machine to reserve for a multi-rank run, or "" to reserve none.
 
-        A run whose ranks must share one machine would wait forever if some GPUs of every machine
-        were always busy. So after a time, a machine is reserved for it. `count_busy` returns the
-        number of busy slots by machine id.
+        If some GPUs of every machine were always busy, a run whose ranks must share one machine
+        would wait forever. So after a time, a machine is reserved for such a run. `count_busy`
+        returns the number of busy slots by machine id.
         """
         if not self.resources.gpus_per_rank or time.monotonic() < self._next_look:
             return self._reserved_machine
@@ -127,10 +127,10 @@ class FreeResources:
         self.is_untouched = True
 
     def take(self, num_ranks: int) -> bool:
-        """Subtracts a node's resources from the free ones, and returns True.
+        """Subtracts a node's resources from the free resources, and returns True.
 
-        If too few are free, returns False instead. But if no node is in flight, always returns
-        True, so that the node is submitted and Ray reports which resources it lacks.
+        If too few resources are free, returns False instead. Exception: while no node is in flight,
+        returns True, so that the node is submitted and Ray reports which resources are missing.
         """
         request = self.resources.compute_request(num_ranks).items()
         fits = (num_ranks == 1 or self.num_gangs > 0) and all(
@@ -151,7 +151,7 @@ class FreeResources:
 def most_gangs() -> int:
     """Returns how many multi-rank runs can be in progress at once (at least 1).
 
-    Each has a waiting process on the driver's machine, whose memory limits their number.
+    Each run has a waiting process on the driver's machine. This machine's memory is the limit.
     """
     here = ray.get_runtime_context().get_node_id()
     memory = sum(
@@ -220,8 +220,8 @@ def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], s
 def require_capacity(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
     """Raises ValueError if the cluster can never hold `widest` ranks.
 
-    The message names the flag to change. On a cluster with an autoscaler, passes the message to the
-    function `say` instead, because autoscalers rarely report the largest cluster they allow.
+    The message names the flag to change. On a cluster with an autoscaler, only passes the message
+    to the function `say`, because autoscalers rarely report the largest cluster they allow.
     """
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     capacity = max(
@@ -269,7 +269,7 @@ class Cordon:
         self._is_fixed: bool | None = None
 
     def note(self, report: ProbeReport) -> bool:
-        """Cordons the probed machine if the probe failed; returns True if it succeeded."""
+        """Cordons the probed machine if the probe failed; returns True if the probe succeeded."""
         if not report.failure:
             if report.machine not in self._passed:
                 self._failures_in_a_row = 0
@@ -302,7 +302,7 @@ class Cordon:
     def lacks_capacity(self, num_ranks: int) -> bool:
         """Returns True if the machines that are not cordoned can never hold `num_ranks` ranks.
 
-        Returns False if no machine is cordoned: nodes then wait for machines without a time limit.
+        Returns False if no machine is cordoned, because nodes then wait without a time limit.
         """
         if not self.reports:
             return False

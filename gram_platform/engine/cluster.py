@@ -55,12 +55,12 @@ class ClusterLost(Stopped):
 
 
 def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
-    """Connects to the cluster at $RAY_ADDRESS or, if that is not set, to one on this machine.
+    """Connects to the cluster at $RAY_ADDRESS or, if unset, to a cluster on this machine.
 
-    If this machine has none, starts one. With `may_start=False`, returns False instead. Skips a
-    cluster that `ray start` started here if it does not respond or belongs to another user. With
-    `is_verbose`, the workers' output is printed. Raises ValueError for an unusable $RAY_ADDRESS,
-    and ClusterLost if `ray.init` fails.
+    If this machine has no cluster, starts one. With `may_start=False`, returns False instead. A
+    cluster that `ray start` started here is skipped if the cluster does not respond or belongs to
+    another user. With `is_verbose`, the workers' output is printed. Raises ValueError for an
+    unusable $RAY_ADDRESS, and ClusterLost if `ray.init` fails.
     """
     if ray.is_initialized():
         require_ray()
@@ -79,7 +79,7 @@ def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
 
 
 def join(given: str, **options: object) -> None:
-    """Joins the cluster at `given` (HOST:PORT or auto). Raises ValueError if it is unusable."""
+    """Joins the cluster `given` (HOST:PORT or auto). Raises ValueError if `given` is unusable."""
     if given != "auto" and not HOST_PORT.fullmatch(given):
         expected = "HOST:PORT of a Ray with a part on this machine"
         others = "`ray job submit --address` takes the others"
@@ -200,8 +200,8 @@ def _time_limit(
 ) -> Iterator[None]:
     """Context manager that exits the process if its block takes longer than `seconds`.
 
-    Calls the function `before` first. Needed because a call to Ray can block forever, and Python
-    does not handle Ctrl-C or other signals meanwhile.
+    Calls the function `before` before exiting. A limit is needed because a call to Ray can block
+    forever, and Python does not handle Ctrl-C or other signals meanwhile.
     """
 
     def end() -> None:
@@ -225,7 +225,7 @@ def _give_up(seconds: float, failure: str) -> None:
 def _find_address() -> str:
     """Returns the address of the cluster that `ray start` started on this machine, or "".
 
-    If this user cannot connect to it, prints the reason and returns "".
+    If this user cannot connect to the cluster, prints the reason and returns "".
     """
     record = address_record()
     if not record.is_file():
@@ -293,7 +293,7 @@ def require_ray() -> None:
     """Raises ClusterLost if a Ray process on this machine has died. Drivers call this often.
 
     Ray itself detects a lost machine only after 15 s, and may then end the driver without a
-    message. If Ray's head process is on another machine, only Ray checks it.
+    message. A head process on another machine is checked only by Ray.
     """
     if not _is_ray_alive():
         raise ClusterLost(CLUSTER_LOST)

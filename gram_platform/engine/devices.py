@@ -1,6 +1,6 @@
 """Recognises device errors, and probes whether a device works.
 
-After a device error, all later CUDA calls of the process fail. So a device is then probed in a new
+After a device error, all later CUDA calls of the process fail. So the device is probed in a new
 process, `python -m gram_platform.engine.devices cuda`, whose exit code is 1 on failure.
 """
 

@@ -162,7 +162,7 @@ def _continuations(
 
     Prompts are the evaluation's texts or, if it has none, the beginnings of validation documents. A
     continuation ends at its first end-of-text token. The result's `surprisals` maps each domain to
-    the mean of -log(probability) over its sampled tokens, in nats.
+    the mean of -log(probability) over the domain's sampled tokens, in nats.
     """
     from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer, text_tokens
 
@@ -235,9 +235,9 @@ def probe_steps(run: RunConfig) -> frozenset[int]:
 def progress_of(run: RunConfig, num_available: int) -> ProgressPlan:
     """Plans at most NUM_PROGRESS_POINTS progress evaluations of a run.
 
-    They use at most PROGRESS_SHARE of the run's training FLOPs, so a short run gets fewer. A run
-    with evaluation points in its config gets none. `num_available` is the number of validation
-    sequences in the smallest domain.
+    Together they use at most PROGRESS_SHARE of the run's training FLOPs, so a short run gets fewer
+    evaluations. A run with evaluation points in its config gets none. `num_available` is the
+    number of validation sequences in the smallest domain.
     """
     points, modules = run.eval_points, run.model.module_domains
     most = min(points.num_sequences, num_available)

@@ -90,7 +90,7 @@ class Execution:
     code: str = ""
 
     def commit_interval(self, commit_s: float) -> float:
-        """Returns the seconds between two commits if each pauses training for `commit_s`."""
+        """Returns the seconds between two commits if a commit pauses training for `commit_s`."""
         if not self.commit_share:
             return self.checkpoint_every_s
         return min(max(self.checkpoint_every_s, commit_s / self.commit_share), LONGEST_INTERVAL_S)
@@ -103,7 +103,7 @@ class Execution:
 
     @property
     def num_ranks(self) -> int:
-        """The minimum number of ranks of the node."""
+        """The smallest number of ranks that the node may have."""
         return self.placement.fewest.num_ranks
 
     def corpus(self, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
@@ -111,7 +111,7 @@ class Execution:
         return open_corpus(Store(self.storage), data_id, ahead)
 
     def corpus_of(self, run: RunConfig) -> PackedCorpus:
-        """Opens a run's data. If it is in an object store, starts to prefetch the run's rows."""
+        """Opens a run's data. In an object store, also starts to prefetch the run's rows."""
         ahead: dict[str, int] = {}
         for budget in run.data.domains:
             for part in budget.pool:
@@ -159,9 +159,9 @@ class Resources:
 def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]:
     """Returns Ray's `storage_path` and `storage_filesystem` for a folder of the storage.
 
-    If the storage is a URL, the file system is the one that the storage itself uses, because Ray's
-    would look for credentials elsewhere. If it is a local folder, the file system is None. Raises
-    ValueError if the folder or one of its parents is a link.
+    If the storage is a URL, the file system is the storage's own, because one made by Ray would
+    look for credentials elsewhere. If the storage is a local folder, the file system is None.
+    Raises ValueError if the folder or one of its parents is a link.
     """
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 

@@ -54,10 +54,10 @@ class Event:
 
 
 class Executor:
-    """Executes nodes. Subclasses define where they run.
+    """Executes nodes. Subclasses define where nodes run.
 
-    `done` contains the ids of nodes that are known to be done, whose results are not looked up.
-    `placements` are keyed by node id.
+    `done` contains the ids of nodes that are known to be done. The storage is not searched for
+    their results. `placements` are keyed by node id.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Executor:
         raise NotImplementedError
 
     def look_at_runs(self) -> bool:
-        """Updates `progress.heartbeats` and calls `self.look`; returns True for new heartbeats."""
+        """Updates `progress.heartbeats`, calls `self.look`; returns True if heartbeats are new."""
         running = (i for i in self.progress.running if i in self._begun_runs)
         has_new = self._heartbeats.look(running)
         self.progress.heartbeats = self._heartbeats.latest
@@ -240,7 +240,7 @@ def execute_node(
 
     A multi-rank run is executed on Ray Train with `resources`, any other node in this process.
     `stop_request` is passed to `execute_run`. Raises LeaseHeld if another process is executing the
-    run. For a multi-rank run, raises it before requesting workers from Ray.
+    run. For a multi-rank run, checks this before requesting workers from Ray.
     """
     if not isinstance(config, RunConfig):
         return execute_evaluation(config, tags, execution)

@@ -2,7 +2,7 @@
 
 `gram run STUDY --export-nodes FILE` writes the nodes. The other machine needs torch, numpy,
 safetensors, fsspec and tokenizers. `python -m gram_platform.engine.handover FILE --storage DIR`
-executes the nodes there, or continues after an interruption. `--archive` packs their results, and
+executes the nodes there, or continues after an interruption. `--archive` packs the results, and
 `--unpack` writes the results of an archive into the study's storage.
 """
 
@@ -101,7 +101,7 @@ def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecip
 def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
     """Reads (nodes, recipe by data_id) from a nodes file. Raises ValueError if it is invalid.
 
-    The dict has None for a corpus that cannot be packed from its recipe alone.
+    The recipe is replaced by None for a corpus that cannot be packed from its recipe alone.
     """
     try:
         plain: NodesFile = read_json(path, NodesFile)
@@ -149,7 +149,7 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
     """Packs the files of ended nodes, except weights and checkpoints, into a .tar.gz.
 
     Returns the number of ended nodes. After unpacking, these nodes are done or diverged in the new
-    storage. Nodes that need their weights fail, because the archive lacks the weights.
+    storage. Nodes that need the weights of ended runs fail there, because the archive has none.
     """
     lifecycle, root = NodeLifecycle(store), Path(store.root)
     ends = lifecycle.ends(nodes)
@@ -191,7 +191,7 @@ def unpack_archive(path: Path, store: Store) -> int:
 def _read_archive(path: Path) -> Iterator[tuple[tuple[str, ...], int, gzip.GzipFile]]:
     """Yields (path components, size in bytes, stream positioned at the content) for each file.
 
-    Accepts only the two kinds of headers that `write_archive` writes: of files, and of long file
+    Accepts only two kinds of headers, which `write_archive` writes: for files and for long file
     names. `tarfile` would read headers of other kinds into memory, whatever their size.
     """
     target_kind("archive", path)

@@ -30,7 +30,7 @@ class Heartbeats:
     def look(self, run_ids: Iterable[str]) -> bool:
         """Returns True if heartbeats have been read since the last call. Never blocks.
 
-        If reading them failed, raises the error. After a pause, a call starts to read them again.
+        If the reading failed, raises its error. After a pause, a call starts the next reading.
         """
         now = time.monotonic()
         if self._job.is_busy:

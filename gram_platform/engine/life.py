@@ -2,7 +2,7 @@
 
 `docs/architecture.md` has a table of a node's states. A node fails after `MAX_CRASHES` crashes.
 Preemptions are counted as crashes, but each new checkpoint of a run resets the count, so a run that
-makes progress does not fail. A crash is not counted if its machine is cordoned afterwards.
+makes progress does not fail. A crash on a machine that is cordoned afterwards is not counted.
 """
 
 import functools
@@ -57,7 +57,7 @@ class Progress:
                 self.dependants[needed].append(node)
 
     def fail(self, node_id: str, message: str) -> list[str]:
-        """Records that a node failed; returns the ids of all nodes that become blocked by it."""
+        """Records that a node failed; returns the ids of all nodes that become blocked."""
         self.failed[node_id] = message
         culprits = [node_id]
         for culprit in culprits:
@@ -95,8 +95,8 @@ class CrashPolicy:
         """Returns what to do after an error of the node or trial `name`.
 
         `kind` is what `kind_of` returns for the error, `text` the error's message, and `saved_step`
-        the step of the last checkpoint. Cordons the machine if `probe`, the last probe of its
-        device, failed.
+        the step of the last checkpoint. `probe` is the last probe of the machine's device. If the
+        probe failed, cordons the machine.
         """
         if kind == HELD:
             return NextStep(HELD)
@@ -280,7 +280,7 @@ class WaitingNodes:
         heapq.heappush(self.delayed, (time.monotonic() + after_s, self._place[node.id], node))
 
     def look_again(self) -> list[Node]:
-        """Makes a delayed node ready after its delay, unless another driver has ended it.
+        """Makes delayed nodes ready after their delay, unless another driver has ended them.
 
         Returns the nodes that another driver has ended.
         """
@@ -332,8 +332,8 @@ def _read_finished(
 ) -> tuple[Mapping[str, Finished | None], set[str]]:
     """Reads the stored state of nodes and of the runs that they need.
 
-    Returns (result of `store.read_finished`, ids of done nodes). A node is done if it has a result,
-    all nodes that it needs are done, and the result was made from their current weights.
+    Returns (result of `store.read_finished`, ids of done nodes). A node is done if all nodes that
+    it needs are done, and it has a result that was made from the current weights of these nodes.
     """
     needs_of = {node.id: node.needs for node in nodes}
     keys = [(node.kind, node.id) for node in nodes]

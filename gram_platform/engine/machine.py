@@ -1,8 +1,8 @@
 """Finds the cores and ports that this process can use, and creates a folder for Ray.
 
 If a driver is killed, two of its Ray processes run on for a minute, and Ray's files remain. So a
-second process waits for the driver's exit, then kills the rest of Ray and removes the folder. It
-executes this file, which therefore imports only the standard library.
+second process waits for the driver's exit, then kills Ray's remaining workers and removes the
+folder. The second process executes this file, which therefore imports only the standard library.
 """
 
 import contextlib
@@ -81,8 +81,8 @@ def safe_path(*folders: str) -> dict[str, str]:
 class OwnFolder:
     """A new folder that only this user can enter, removed when this process exits.
 
-    `path` is a second folder inside it. Ray makes the inner folder accessible to all users, but
-    others cannot enter the outer one.
+    `path` is a folder inside the new one. Ray makes `path` accessible to all users, but other
+    users cannot enter the outer folder.
     """
 
     def __init__(self, place: Path) -> None:
@@ -108,7 +108,7 @@ class OwnFolder:
 def remove_at_end(folder: Path) -> None:
     """Waits until standard input closes, then kills Ray's last workers and removes the folder.
 
-    If it reads the line KEEP from standard input, does neither.
+    After the line KEEP on standard input, does neither.
     """
     if sys.stdin.buffer.readline() == KEEP:
         return

@@ -77,7 +77,7 @@ class MetricsSummary:
         self.norms: list[float] = []
 
     def add(self, record: StepRecord) -> dict[str, float]:
-        """Adds a step. If this step completes a record, returns its metrics, otherwise {}."""
+        """Adds a step. If this step completes a record, returns the record, otherwise {}."""
         for domain, loss in zip(record.domains, record.losses, strict=True):
             self.losses[domain].append(loss)
         self.norms.append(record.grad_norm)
@@ -169,7 +169,8 @@ def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
 def schedule_reader(run: RunConfig, corpus: PackedCorpus) -> ScheduleReader:
     """Opens a run's sequences.
 
-    If the objective has `responses_after`, the loss covers only what follows this text.
+    If the text `responses_after` is set, the loss covers only responses: what follows this text in
+    a document.
     """
     domains = sorted({piece.domain for budget in run.data.domains for piece in budget.pool})
     text = run.objective.responses_after
@@ -232,7 +233,7 @@ class RunExecution:
 
     @property
     def identity(self) -> dict:
-        """The hashes of the data, and of the plan: the domains and routes in training order.
+        """The hashes of the data and of the plan (domains and routes in training order).
 
         A run resumes only from a checkpoint with the same hashes.
         """

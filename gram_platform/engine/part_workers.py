@@ -32,9 +32,9 @@ LOOK_AT_PARTS_EVERY_S = 1.0
 def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
     """Returns a function that calls `connect`, then executes packing tasks on Ray.
 
-    If there is only one task, it runs in this process, without Ray. With `anywhere`, tasks run on
-    any machines of the cluster, which must all see the same files. Otherwise, they run on this
-    machine. A task whose process dies is retried. Raises ClusterLost if Ray dies.
+    A single task runs in this process, without Ray and without `connect`. With `anywhere`, tasks
+    run on any machines of the cluster, which must all see the same files. Otherwise, tasks run on
+    this machine. A task whose process dies is retried. Raises ClusterLost if Ray dies.
     """
     return partial(_spread, connect, anywhere)
 
@@ -52,8 +52,8 @@ def placement(anywhere: bool) -> PackingPlace | None:
 
     With `anywhere`, tasks run on the machines that have Ray's resource `pack`, so that they neither
     start nor slow down GPU machines. If the cluster has no such machines, tasks run on any of its
-    CPUs. Without `anywhere`, they run on this machine: on the CPUs that Ray has here or, if it has
-    none, on all cores.
+    CPUs. Without `anywhere`, tasks run on this machine: on the CPUs that Ray has here or, if there
+    are none, on all cores.
     """
     if anywhere and _has_pack_machines():
         return PackingPlace(

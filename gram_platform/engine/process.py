@@ -35,7 +35,7 @@ CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
 def set_up_torch(execution: Execution) -> None:
-    """Sets torch's thread count and determinism. Call it before the first product on a GPU."""
+    """Sets torch's thread count and determinism. Must precede the first matrix product on a GPU."""
     torch.set_num_threads(execution.num_threads)
     # The setter imports torch's compiler, so it is called only for a change.
     if torch.are_deterministic_algorithms_enabled() != execution.deterministic:
@@ -57,7 +57,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def memory_advice(error: BaseException, division: Division) -> str:
-    """Returns a message with the error, the planner's estimate, and advice on using less memory."""
     reason = f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
     return f"out of memory ({reason}). {division.advice or 'Use a machine with more memory.'}"
 
@@ -199,8 +198,8 @@ class StopRequest:
     def received(self) -> bool:
         """Returns True if the process has been asked to stop.
 
-        Asks Ray about draining every `POLL_S`, in a thread because the call blocks while Ray's head
-        is lost.
+        Every `POLL_S`, asks in a thread whether Ray is draining this machine. A thread is needed,
+        because the call blocks while Ray's head process is lost.
         """
         self._look(self)
         may_ask = self._asks_ray and not (self._received or self._is_asking)
@@ -242,11 +241,10 @@ def is_draining() -> bool:
 def stop_on_signal(
     stop_request: StopRequest | None = None, signals: Sequence[int] = (signal.SIGTERM,)
 ) -> Iterator[StopRequest]:
-    """Context manager that turns the first of `signals` into a stop request.
+    """Context manager that turns the first received signal of `signals` into a stop request.
 
-    A second signal calls the previous handler. Only the main thread can handle signals. In any
-    other thread, only yields `stop_request` or, if it is None, the request that `note_sigterm` has
-    made.
+    A second signal calls the previous handler. Only the main thread can handle signals. Any other
+    thread only gets `stop_request` or, if that argument is None, the request of `note_sigterm`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield stop_request or _request_of_process or StopRequest()
@@ -265,7 +263,7 @@ _request_of_process: StopRequest | None = None
 def note_sigterm() -> None:
     """Turns the first SIGTERM into a stop request for all threads of this process.
 
-    Call it in the main thread of a Ray Train worker, which trains in a second thread. The request
+    Call this in the main thread of a Ray Train worker, which trains in a second thread. The request
     does not ask Ray about draining, because Ray Train announces preemptions.
     """
     global _request_of_process

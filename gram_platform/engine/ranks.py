@@ -49,7 +49,7 @@ Report = Callable[[Mapping[str, Any]], bool]
 class RanksStopped:
     """Why all ranks stopped without a result.
 
-    `reason` is `State.DIVERGED`, or LEFT if they were asked to stop.
+    `reason` is `State.DIVERGED`, or LEFT if the ranks were asked to stop.
     """
 
     reason: str
@@ -168,8 +168,8 @@ class Reports(StopRequest):
 class VotingLearner(ShardedLearner):
     """Sends the ranks' votes together with a step's losses, in the same collective operation.
 
-    Each rank votes on, for example, whether to checkpoint or stop. If at least one rank votes for
-    it, all ranks do it, after the same step.
+    Each rank votes on actions such as a checkpoint or a stop. If at least one rank votes for an
+    action, all ranks take the action after the same step.
     """
 
     # Returns this rank's votes. It is set before the first step.
@@ -215,9 +215,9 @@ class ShardedExecution(RunExecution):
         return None
 
     def _read_together(self, position: tuple[int, str]) -> Resumed:
-        """Reads this rank's rows of the checkpoint at `position`, (step, attempt_id).
+        """Reads this rank's rows of the checkpoint at `position`, a pair (step, attempt_id).
 
-        If any rank fails, all ranks raise an error: CorruptFile if all ranks that failed found a
+        If any rank fails, all ranks raise the same error: CorruptFile if every failed rank found a
         damaged or missing file, otherwise OSError.
         """
         resumed, error = None, None

@@ -1,8 +1,8 @@
 """Executes nodes on Ray, as many at the same time as the cluster can hold.
 
 A node starts after the nodes that it needs. If a node's process crashes, the node restarts from its
-last checkpoint. A failed node blocks only its dependants. Slots execute single-rank nodes, and Ray
-Train workers multi-rank runs.
+last checkpoint. A failed node blocks only its dependants. Slots execute single-rank nodes.
+Ray Train workers execute multi-rank runs.
 """
 
 import time
@@ -143,7 +143,7 @@ class RayExecutor(Executor):
         return chosen
 
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
-        """Starts a Ray task that executes a multi-rank run; returns a reference to its warnings.
+        """Starts a Ray task that executes a multi-rank run; returns a Ray reference to warnings.
 
         The task only waits for the ranks. It is placed on the driver's machine, which is not
         preempted.

@@ -150,7 +150,7 @@ def _channel(address: str) -> grpc.Channel:
 def adapt(trainer: Any) -> Any:
     """Makes a trainer request its ranks only once, as a placement group; returns the trainer.
 
-    Ray Train would request each rank a second time, separately. An autoscaler would then start
+    Otherwise Ray Train would also request each rank separately, and an autoscaler would start
     one-GPU machines that stay unused. Also removes Ray Train's unused process for datasets.
     """
     from ray.train.v2._internal.callbacks.datasets import DatasetsCallback

@@ -87,7 +87,7 @@ class Tuning:
 
 
 class TrialWatch:
-    """Observes trials and decides whether another may start. An error it raises ends the search."""
+    """Observes trials and decides whether another may start. Errors raised here end the search."""
 
     def may_start(self) -> bool:
         """Returns True if another trial may start, that is, if no limit has been reached."""
@@ -130,7 +130,7 @@ def run_trials(
             mode="min" if tuning.metric else None,
             search_alg=searcher,
             scheduler=_Scheduler(searcher, cordon),
-            # The searcher decides when the search is finished.
+            # The searcher ends the search.
             num_samples=sys.maxsize,
             reuse_actors=True,
             trial_dirname_creator=_folder_name,
@@ -206,8 +206,8 @@ def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "")
     """Returns Ray's label selector for the machines that may execute a trial, or {} for all.
 
     If the cluster must not grow, the selector lists only present machines. The process of a
-    multi-rank trial only waits for its ranks. So it runs on the driver's machine, which is not
-    preempted. `avoided` is the id of a machine that is used only if no other is large enough.
+    multi-rank trial only waits for the ranks, so it runs on the driver's machine, which is not
+    preempted. `avoided` is the id of a machine to use only if no other machine is large enough.
     """
     if not {"CPU", "GPU"} & bundle.keys():
         return {NODE_ID: ray.get_runtime_context().get_node_id()}
@@ -287,10 +287,10 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
     def _fits(self) -> bool:
         """Returns True if another trial may be proposed.
 
-        If the proposal depends on the results of earlier trials, it is made only when the trial can
-        start, so that Optuna knows as many results as possible. If it does not, or if
-        `max_concurrent` is set, it may be made earlier on a cluster that can grow. The trial then
-        waits in Ray's queue, so that the autoscaler starts machines.
+        Normally, a trial is proposed only when it can start, so that Optuna knows as many results
+        as possible. If the proposal does not depend on results, or if `max_concurrent` is set, the
+        trial may be proposed earlier on a cluster that can grow. The trial then waits in Ray's
+        queue, so that the autoscaler starts machines.
         """
         max_concurrent = self._tuning.max_concurrent
         if not self._running:
@@ -345,6 +345,6 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
             self.error = error
 
     def save(self, checkpoint_path: str) -> None:
-        """Writes an empty file, because Ray Tune expects one. The source has the search's state."""
+        """Writes an empty file, because Ray Tune expects one. The search's state is elsewhere."""
         with open(checkpoint_path, "wb"):
             pass

@@ -4,9 +4,9 @@ A slot is a Ray actor with the CPU threads of one rank and, if there are GPUs, o
 one. It executes one task after another and keeps its GPU until it exits, so that it initialises
 CUDA only once.
 
-A slot waits for a machine without a time limit, so that an autoscaler can start one. It probes its
-device before its first task. It exits after `IDLE_S` without work, so that its machine can be
-released, and after an unexpected error, because its process may be unusable.
+A slot waits for a machine without a time limit, so that an autoscaler can start one. Before its
+first task, a slot probes its device. It ends after `IDLE_S` without work, so that its machine can
+be released. It also ends after an unexpected error, because its process may be unusable.
 """
 
 import time
@@ -39,8 +39,6 @@ def task_name(task: Task) -> str:
 
 @ray.remote(max_restarts=0, max_task_retries=0)
 class Slot:
-    """The Ray actor of a slot."""
-
     def probe(self, execution: Execution) -> ProbeReport:
         return probe_here(execution)
 
@@ -112,8 +110,8 @@ class SlotPool:
     def may_come(self) -> bool:
         """Returns True if slots that were requested before the last cordoning may still start.
 
-        They may do so for `LAST_STARTS_S`, even on the cordoned machine: another of its GPUs may
-        work.
+        Such slots may start for `LAST_STARTS_S`, even on the cordoned machine, because another GPU
+        of this machine may work.
         """
         return (
             bool(self._list_outdated()) and time.monotonic() - self.cordon.changed < LAST_STARTS_S

@@ -88,7 +88,6 @@ class Outcome:
     # Ids of the trial's nodes, and of the runs among them.
     nodes: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
-    # Why the trial is not complete.
     message: str = ""
     num_executed: int = 0
     num_reused: int = 0
@@ -194,7 +193,6 @@ class OptunaSource:
         return max(open_groups, key=lambda g: self._left[g.name] - g.num_started, default=None)
 
     def next(self) -> Proposal | None:
-        """Proposes the next trial, or returns None if none is left."""
         group = self._next_group()
         if group is None:
             return None
@@ -231,7 +229,7 @@ Source = PointList | OptunaSource
 
 
 def open_study(storage: optuna.storages.BaseStorage, name: str, metric: str) -> optuna.Study:
-    """Opens or creates the study `name`, with a TPE sampler that minimises the metric.
+    """Opens or creates an Optuna study, with a TPE sampler that minimises the metric.
 
     The sampler's seed depends on the name and the number of trials, so that a resumed search does
     not draw the same random points again.
@@ -302,7 +300,6 @@ def execute_trial(
 
 
 def count_committed_steps(problem: Problem, point: Point, store: Store) -> int:
-    """Counts the steps that a trial's runs have saved in checkpoints or results."""
     runs = [(node.config, store.run(node.id)) for node in problem.nodes(point) if node.is_run]
     return sum(
         config.num_steps if run.result() else run.read_committed_step() for config, run in runs
@@ -346,9 +343,9 @@ def reservation(placements: Collection[Placement], resources: Resources) -> dict
     """Returns the resources that Ray reserves for a trial whose nodes have these placements.
 
     A single-rank trial reserves the CPUs and GPUs of a run. In a search on CPUs, it also reserves
-    the memory of its largest node. A multi-rank trial reserves only memory for its process, which
-    waits for Ray Train's workers: these have their own reservations. `most_gangs` limits the number
-    of such trials.
+    the memory of its largest node. A multi-rank trial reserves only memory for a process that waits
+    for Ray Train's workers. The workers have their own reservations. `most_gangs` limits the number
+    of multi-rank trials.
     """
     if trial_ranks(placements) > 1:
         return {"memory": MEMORY_STEP}
