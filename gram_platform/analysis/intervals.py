@@ -116,8 +116,8 @@ def widen(interval: Interval, margin: float) -> Interval:
 def level_factors(number: int, freedom: float | np.ndarray) -> np.ndarray:
     """Returns the relative widths of t-intervals corrected for 1, 2, ..., `number` comparisons.
 
-    The width for one comparison is 1. The quantile for j (Bonferroni) is 1 - (1 - TAIL) / j. The
-    result is [number], or [n, number] for degrees of `freedom` [n, 1].
+    The width for one comparison is 1. For j comparisons, the quantile is 1 - (1 - TAIL) / j
+    (Bonferroni). The result is [number], or [n, number] for degrees of `freedom` [n, 1].
     """
     quantiles = 1.0 - (1.0 - TAIL) / np.arange(1, number + 1)
     return stats.t.ppf(quantiles, freedom) / stats.t.ppf(TAIL, freedom)

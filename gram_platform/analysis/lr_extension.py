@@ -33,7 +33,7 @@ class Grid:
     batches: tuple[int, ...]
     # Cells that are not tried, because they lie beyond unusable cells.
     left_out: frozenset[Cell] = frozenset()
-    # How many values were added to each of SIDES.
+    # By SIDES.
     num_added: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def __post_init__(self) -> None:
