@@ -5,11 +5,12 @@ steps should have this share as its compute ratio. The error is the ratio minus 
 two kinds:
 
 - `fit`: each reference seed is left out in turn, and its losses between warm-up and decay are rated
-  by the curve of the other seeds. The share is the loss's step divided by the run's steps.
+  by the curve of the other seeds. The share is the step of the loss divided by the run's number of
+  steps.
 - `unit`: finished baselines of other lengths and seeds, each with its own warm-up and decay, are
   rated like any model. The share is the baseline's steps divided by the reference's.
 
-The spread over a study's seeds does not contain the `unit` error, so it is estimated separately:
+The spread over a study's seeds does not contain the `unit` error, which we estimate separately:
 
 - for one ratio, average the errors over seeds at each share, then take the root mean square of the
   averages;
@@ -57,7 +58,7 @@ FILE_COLUMNS = ["corpus", "parameters", "steps", *MEASURED_COLUMNS]
 def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.DataFrame:
     """Returns the errors of finished baselines' compute ratios, with ERROR_COLUMNS.
 
-    There is one row per rated baseline and domain with a ratio. `unit` is the name of the
+    Each rated baseline has one row per domain with a known ratio. `unit` is the name of the
     reference's variant in `ratios` and `curves`. All other variants are rated.
     """
     # A curve's last point is after training.
@@ -75,8 +76,8 @@ def fit_errors(
 
     There is one row per seed, domain and rated step. Each seed's losses are rated by the curve of
     the other seeds, so a size with one seed has no rows. `ratios` and `curves` contain only the
-    reference. `constant_rate` maps a size to the first and last rated step, the end of warm-up and
-    the start of decay, as shares of all steps.
+    reference. `constant_rate` maps a size to its first rated step (the end of warm-up) and its last
+    rated step (the start of decay), both as shares of all steps.
     """
     finals = ratios.pivot(index=["size", "seed"], columns="domain", values="loss")
     finals = finals.add_prefix(PREFIX).reset_index().assign(method=BASELINE, profile=ALL)
@@ -105,7 +106,7 @@ def _errors(rated: pd.DataFrame) -> pd.DataFrame:
 def by_class(errors: pd.DataFrame) -> pd.DataFrame:
     """Averages the errors of the auxiliary domains for each seed and share of steps.
 
-    The result has the classes CORE and AUXILIARY as `domain`.
+    The column `domain` of the result has the classes CORE and AUXILIARY.
     """
     classes = errors.assign(domain=errors["domain"].where(errors["domain"] == CORE, AUXILIARY))
     names = ["error_of", "size", "seed", "share", "domain"]
@@ -118,7 +119,7 @@ def _select_shares(errors: pd.DataFrame) -> pd.DataFrame:
 
 
 def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
-    """Returns CALIBRATION_COLUMNS, one row per kind of error, size and class.
+    """Returns a table with CALIBRATION_COLUMNS and one row per kind of error, size and class.
 
     The class is CORE, AUXILIARY (errors are means over auxiliary domains) or SINGLE (each auxiliary
     domain has its own errors).
@@ -145,8 +146,8 @@ def rms_of_means(cell: pd.DataFrame) -> float:
     """Returns the root mean square, over shares of steps, of the mean error over seeds.
 
     `cell` has the columns `share, seed, error`. Shares with one seed are left out. Returns NaN if
-    none remains. The variance between seeds is not subtracted: with three seeds, the result would
-    often be 0.
+    no share remains. The variance between seeds is not subtracted, since with three seeds the
+    result would then often be 0.
     """
     means = cell.groupby(["share", "seed"])["error"].mean().groupby("share").agg(["mean", "count"])
     means = means.loc[means["count"] > 1, "mean"]
@@ -154,9 +155,8 @@ def rms_of_means(cell: pd.DataFrame) -> float:
 
 
 class UnitError(NamedTuple):
-    """Errors of compute ratios that seeds do not show: half-widths of 90% intervals, or NaN."""
+    """Errors of ratios beyond the spread over seeds: half-widths of 90% intervals, or NaN."""
 
-    # The error of one ratio.
     ratio: float
     # The error of a difference of two ratios of one class by the same curves.
     difference: float
@@ -170,8 +170,8 @@ UnitErrors = Mapping[tuple[str, str], UnitError]
 def measure_errors(errors: pd.DataFrame) -> pd.DataFrame:
     """Summarises the errors of a calibration's finished baselines, one row per size and class.
 
-    Returns MEASURED_COLUMNS. Leaves out shares of steps that are below LOWEST_SHARE or have only
-    one seed. A size and class with fewer than two remaining shares has no row.
+    Returns a table with MEASURED_COLUMNS. Leaves out shares of steps that are below LOWEST_SHARE or
+    have only one seed. A size and class with fewer than two remaining shares has no row.
     """
     unit, rows = _select_shares(errors[errors["error_of"] == UNIT]), []
     for (size, name), cell in by_class(unit).groupby(["size", "domain"], sort=False):
@@ -195,10 +195,10 @@ def load_errors() -> pd.DataFrame:
 def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int) -> list[dict]:
     """Chooses measured errors of compute ratios for a size.
 
-    Returns one row of FILE_COLUMNS per class. Uses the size on `corpus` that is nearest to
-    `parameters` and `steps`, if both differ by at most the factor NEAR. Otherwise takes the largest
-    `ratio` and the largest `difference` of all sizes, on any corpus, whose parameters differ by at
-    most NEAR. `places` lists the (corpus, size) pairs used.
+    Returns one row of FILE_COLUMNS per class. The row is that of the size on `corpus` nearest to
+    `parameters` and `steps`, if both differ by at most the factor NEAR. Otherwise it has the
+    largest `ratio` and the largest `difference` of the sizes, on any corpus, whose parameters
+    differ by at most NEAR. `places` lists the (corpus, size) pairs used.
     """
     apart, steps_apart = (
         np.maximum(rows[name] / number, number / rows[name])
@@ -228,8 +228,8 @@ def effective_freedom(number: int, lags: Sequence[float]) -> float:
 def errors_by_class(stored: Iterable[Mapping]) -> UnitErrors:
     """Converts rms errors to half-widths with t quantiles. Returns {(size, class): UnitError}.
 
-    The rows have `size`, `class`, the root mean squares `ratio` and `difference`, and `num_shares`.
-    A row of the class AUXILIARY gives the errors of retain, forget and elicited.
+    The rows have `size`, `class`, `num_shares`, `ratio` and `difference`. The last two are root
+    mean squares. A row of the class AUXILIARY yields the errors of retain, forget and elicited.
     """
     errors = {}
     for row in stored:

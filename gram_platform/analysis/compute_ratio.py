@@ -1,4 +1,4 @@
-"""Computes compute ratios, which rate a loss by the step at which the baseline reaches it.
+"""Computes compute ratios, which rate a loss by the step at which the baseline reaches this loss.
 
 Source: the paper's appendix "Compute Ratio Methodology". For each domain, L(s) = A (s + s0)^-alpha
 (A, alpha > 0, no floor) is fitted to the baseline's validation curve, by least squares of the log
@@ -65,7 +65,7 @@ class LearningCurve:
 
     @property
     def step_rms(self) -> float:
-        """The rms residual of the fit, as a fraction of the steps, to first order."""
+        """The rms error of the curve's steps, as a fraction of the steps, to first order."""
         return self.rms / self.alpha
 
     @property
@@ -156,7 +156,7 @@ def _scale(s: np.ndarray) -> float:
 
 
 def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns the fits' residual sum of squares at offsets s0 + min(s) [G], inf if alpha <= 0."""
+    """Returns the residual sum of squares of the fit at each offset [G], or inf if alpha <= 0."""
     rows, centred, parts = max(1, NUMBERS_AT_ONCE // len(s)), y - y.mean(), []
     for start in range(0, len(offsets), rows):
         x = np.log1p((s - s.min()) / offsets[start : start + rows, None])
@@ -169,7 +169,6 @@ def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Refines a minimum on the grid of offsets. Returns (residual sum of squares, offset)."""
     best = float(_profile(np.array([offset]), s, y)[0]), float(offset)
     # The first search finds the minimum only to 1e-8.
     for width in (spacing, 1e-6):

@@ -57,9 +57,9 @@ class Interval(NamedTuple):
 def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = None) -> Interval:
     """Returns the mean of `values`, one per seed, and its interval, mean -+ t(n-1) sd / sqrt(n).
 
-    n is the number of values that are not NaN, and sd is their standard deviation. If the seeds'
-    `ratios.pseudo_values` (the jackknife) are given, sd is the standard deviation of these instead.
-    The ends are NaN if n < FEWEST or a pseudo-value is NaN.
+    n is the number of values that are not NaN, and sd is their standard deviation. If the
+    jackknife's `pseudo_values` are given, one per seed, sd is the standard deviation of these. The
+    ends are NaN if n < FEWEST or a pseudo-value is NaN.
     """
     array = np.asarray(values, float)
     spread = array if pseudo_values is None else np.asarray(pseudo_values, float)
@@ -88,7 +88,7 @@ def with_pseudo_values(
 
 
 def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Overwrites the columns `names` with their pseudo-values, `<name>` + PSEUDO_SUFFIX, if any."""
+    """Replaces the columns `names` by their pseudo-values, `<name>` + PSEUDO_SUFFIX, if present."""
     pseudo = {n: values[n + PSEUDO_SUFFIX] for n in names if n + PSEUDO_SUFFIX in values}
     return values.assign(**pseudo)
 
@@ -116,8 +116,8 @@ def widen(interval: Interval, margin: float) -> Interval:
 def level_factors(number: int, freedom: float | np.ndarray) -> np.ndarray:
     """Returns the relative widths of t-intervals corrected for 1, 2, ..., `number` comparisons.
 
-    The width for one comparison is 1. The quantile for j (Bonferroni) is 1 - (1 - TAIL) / j. The
-    result is [number], or [n, number] for degrees of `freedom` [n, 1].
+    The width for one comparison is 1. For j comparisons, the quantile is 1 - (1 - TAIL) / j
+    (Bonferroni). The result is [number], or [n, number] for degrees of `freedom` [n, 1].
     """
     quantiles = 1.0 - (1.0 - TAIL) / np.arange(1, number + 1)
     return stats.t.ppf(quantiles, freedom) / stats.t.ppf(TAIL, freedom)
@@ -126,8 +126,8 @@ def level_factors(number: int, freedom: float | np.ndarray) -> np.ndarray:
 def smallest_detectable(differences: Sequence[float], margin: float = math.nan) -> float:
     """Returns the smallest true mean difference that n new seeds detect with probability POWER.
 
-    They detect it if their t-interval, widened by `margin`, excludes 0. Their spread is that of
-    `differences` [n], n > 1. The result is exact for normal noise.
+    The seeds detect the difference if their t-interval, widened by `margin`, excludes 0. Their
+    standard deviation is that of `differences` [n], n > 1. The result is exact for normal noise.
     """
     num = len(differences)
     critical, error = stats.t.ppf(TAIL, num - 1), np.std(differences, ddof=1) / math.sqrt(num)

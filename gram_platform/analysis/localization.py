@@ -81,10 +81,10 @@ def gini(values: np.ndarray) -> float:
 
 
 def concentration_curve(values: np.ndarray) -> np.ndarray:
-    """Returns the part of the sum that the largest values hold, for each of TOKEN_SHARES.
+    """Returns the part of the sum that the largest values hold.
 
-    The share says how many values count as the largest. Values are >= 0. The result [NUM_POINTS] is
-    NaN if all are 0.
+    The result [NUM_POINTS] has a part for each of TOKEN_SHARES, the share of values that count as
+    the largest. Values are >= 0. The result is NaN if all values are 0.
     """
     held = np.concatenate([[0.0], np.cumsum(np.sort(values, axis=None)[::-1])])
     with np.errstate(invalid="ignore"):
@@ -136,9 +136,9 @@ def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Lo
     """Returns all tables from the rows of `localize`.
 
     `missing` lists the views without losses as tuples of VIEW. For each method, size, class and
-    seed, a row with profile and domain `mean` averages over all pairs of a profile and a domain. It
-    leaves out profiles that retain several domains, unless the class is CONTROL. A method has no
-    such row for a seed that lacks one of the method's views.
+    seed, a row with profile and domain `mean` averages over all pairs of a profile and a domain.
+    This row leaves out profiles that retain several domains, unless the class is CONTROL. A method,
+    size and seed with a view in `missing` have no such row.
     """
     is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
     lacking = {view[:3] for view in missing}
@@ -185,14 +185,14 @@ class ShadedText:
 
 
 def shading_scale(increases: np.ndarray) -> float:
-    """Returns the CALIBRATION quantile of loss increases [T] of tokens, or NaN if it is <= 0.
+    """Returns the `scale` of `shades`: the CALIBRATION quantile of tokens' loss increases [T].
 
-    It is the `scale` of `shades`.
+    Returns NaN if the quantile is <= 0.
     """
     scale = float(np.quantile(increases, CALIBRATION))
     return scale if scale > 0.0 else np.nan
 
 
 def shades(increases: np.ndarray, scale: float) -> np.ndarray:
-    """Converts increases to shades from 0 to 1, reached at `scale`. If it is NaN, all are 0."""
+    """Returns increase / scale, clipped to [0, 1], as shades. If `scale` is NaN, all are 0."""
     return np.clip(increases / scale, 0.0, 1.0) if scale == scale else np.zeros(np.shape(increases))

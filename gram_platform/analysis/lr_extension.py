@@ -1,7 +1,8 @@
 """Extends a grid of learning rates and batches towards a minimum at its border [ours].
 
 The paper's grids are fixed. A minimum at or beyond a side of the grid is unreliable, so we add a
-value beyond this side, unless all its cells diverged or failed, or enough values were added to it.
+value beyond this side. We add none if all cells of the side diverged or failed, or once enough
+values were added there.
 """
 
 import math
@@ -32,7 +33,7 @@ class Grid:
     batches: tuple[int, ...]
     # Cells that are not tried, because they lie beyond unusable cells.
     left_out: frozenset[Cell] = frozenset()
-    # How many values were added to each of SIDES.
+    # By SIDES.
     num_added: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def __post_init__(self) -> None:
@@ -67,11 +68,12 @@ def extension(
 ) -> Extension:
     """Extends the grid of one size by at most one value at each side.
 
-    `trials` has the columns of `lr_grid`. A side is extended if the fitted minimum of all seeds
-    lies at or beyond it or, without a minimum, if the best cell lies on it. A new value keeps the
-    ratio of the outermost two. At most `limit` values are added to a side, and none if all its
-    cells diverged or failed. A batch is added only if it is whole and `why_not` returns "". A new
-    cell is left out if its nearest cell in the grid diverged, failed or was left out.
+    `trials` has the columns of `lr_grid`. A side is extended if the minimum fitted to all seeds
+    lies at or beyond the side. Without a minimum, a side is extended if the best cell lies on it. A
+    new value continues the ratio of the two outermost values. At most `limit` values are added to a
+    side, and none if all cells of the side diverged or failed. A batch is added only if it is a
+    whole number and `why_not` returns "". A new cell is left out if its nearest cell in the grid
+    diverged, failed or was left out.
     """
     from gram_platform.analysis.lr_grid import POOLED, cells, optima_table
     from gram_platform.analysis.surface import Fit
@@ -104,7 +106,6 @@ def extension(
 def _step(
     grid: Grid, side: str, limit: int, why_not: Callable[[int], str]
 ) -> tuple[float, float, str]:
-    """Returns a side's outermost value, the next one, and why that is refused ("" if not)."""
     axis, end = side.split()
     values = grid.lrs if axis == "lr" else grid.batches
     outer, inner = values[:2] if end == "low" else values[:-3:-1]

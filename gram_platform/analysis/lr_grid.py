@@ -1,10 +1,10 @@
 """Tabulates grids of learning rates and batches: cells, optima with warnings, fitted surfaces.
 
-Every function takes `trials`, with one row per run and the columns `size, parameters, seed, lr,
-batch` (in sequences), `loss`, `state` (complete, diverged or failed) and optionally `run_id`. Only
-losses of complete runs are used. Ours: fits leave out cells with a diverged seed, because the mean
-over their other seeds would be too good. Pooled fits, over all seeds of a size, add a constant for
-each seed, its level (see `surface`).
+Every function takes `trials`, with one row per run and the columns
+`size, parameters, seed, lr, batch` (in sequences), `loss`, `state` (complete, diverged or failed)
+and optionally `run_id`. Only losses of complete runs are used. Ours: fits leave out cells with a
+diverged seed, because the mean over their other seeds would be too good. Fits to all seeds of a
+size include an additive constant for each seed, called its level (see `surface`).
 """
 
 import math
@@ -51,7 +51,7 @@ def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
 
     - `loss, loss_low, loss_high`: the mean, smallest and largest loss of complete seeds
     - `num_seeds, num_diverged, num_failed`: how many seeds are complete, diverged and failed
-    - `used`: True if fits use the cell: it has a complete seed and no diverged seed
+    - `used`: True if the cell has a complete seed and no diverged seed, so that fits use it
     - `runs`: the run ids
     """
     frame = check_trials(trials, may_repeat)
@@ -76,7 +76,7 @@ def select_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFram
 
 
 def optima_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
-    """Returns OPTIMA_COLUMNS: for each size, the optimum of all seeds, then that of each seed.
+    """Returns a table with OPTIMA_COLUMNS: per size, a row for all seeds, then one for each seed.
 
     - `best_*`: the used cell with the lowest mean loss. If a cell lacks a seed, the levels of the
       seeds (see `surface`) are first subtracted from the losses.

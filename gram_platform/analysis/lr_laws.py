@@ -83,10 +83,10 @@ def analyse_grid(
 
 
 def laws_table(trials: pd.DataFrame, fit: Fit = OUR_FIT, num_resamples: int = 200) -> pd.DataFrame:
-    """Returns LAW_COLUMNS, one row for the law of `lr` and one for the law of `batch`.
+    """Returns a table with LAW_COLUMNS: a row for the law of `lr` and one for the law of `batch`.
 
     - `sizes`: the sizes whose optima are fitted
-    - `smallest, largest`: the parameter counts of the smallest and the largest of them
+    - `smallest, largest`: the smallest and the largest of their parameter counts
     - `left_out`: all other sizes, with reasons
     - `no_law`: the reason why the fit is rejected, or "" if it is accepted
 
@@ -188,12 +188,12 @@ def _predict(law: Law | None, parameters: float, seq_len: int) -> tuple[float, f
 def spread_interval(
     deviations: np.ndarray, freedoms: np.ndarray, weights: np.ndarray, centre: float
 ) -> Interval:
-    """Returns `centre`, the sum of J sizes' log optima times `weights` [J], and its 90% interval.
+    """Returns a weighted sum of J sizes' log optima with its 90% interval.
 
-    `deviations` [R, J] are the log optima of R resamples of the seeds minus the log optima of all
-    seeds, or NaN where a resample failed. Resampling n seeds understates their spread by
-    sqrt((n-1)/n), so the caller must divide the deviations by this factor. `freedoms` [J] are the
-    numbers of seeds minus 1.
+    The sum is given as `centre`, and its weights as `weights` [J]. `deviations` [R, J] are the log
+    optima of R resamples of the seeds minus the log optima of all seeds, or NaN where a resample
+    failed. Resampling n seeds understates their spread by the factor sqrt((n-1)/n), so the caller
+    must divide `deviations` by this factor. `freedoms` [J] are the numbers of seeds minus 1.
 
     The spread of few seeds is itself uncertain, so the interval is widened by the ratio of the t
     quantile to the normal quantile. The degrees of freedom of t follow Welch and Satterthwaite,
@@ -294,7 +294,7 @@ def _slope_weights(sizes: Sequence[float]) -> np.ndarray:
 
 
 def make_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law | None:
-    """Converts the result of `laws_table` to a law for the ladder. None if nothing was fitted."""
+    """Converts a `laws_table` to a law for the ladder. Returns None if nothing was fitted."""
     rows, fitted = laws.set_index("quantity"), ["coefficient", "exponent"]
     if rows[fitted].isna().any(axis=None):
         return None

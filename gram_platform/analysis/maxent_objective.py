@@ -52,9 +52,7 @@ class MaxEntObjective:
         losses: Sequence[Mapping[str, float]],
         retained: Sequence[str],
     ) -> dict[str, float]:
-        """Converts losses, {domain: nats per token} for each seed, to ratios. Returns their
-        `score`.
-        """
+        """Returns the `score` of losses, given as {domain: nats per token} for each seed."""
         rated = {
             d: [reference.ratio(of_seed[d]) for of_seed in losses]
             for d, reference in references.items()
@@ -67,7 +65,7 @@ class MaxEntObjective:
         """Returns `objective, forget, penalty, core`, and `retain` if the profile retains a domain.
 
         `ratios` has one compute ratio per seed for every domain, including core. Raises ValueError
-        if one is NaN.
+        if a ratio is NaN.
         """
         means = {d: fmean(_clip(d, ratio) for ratio in rated) for d, rated in ratios.items()}
         forget = fmean(means[d] for d in means if d != CORE and d not in retained)
@@ -83,8 +81,8 @@ def references_of(
 ) -> dict[str, Reference]:
     """Returns {domain: Reference} for a size, from frames of `tables.StudyLosses`.
 
-    Raises ValueError if there is no baseline, if one lacks its curve or final losses, or if a curve
-    cannot be fitted.
+    Raises ValueError if there is no baseline, if a baseline lacks its curve or final losses, or if
+    a curve cannot be fitted.
     """
     of_size = (frame[frame["size"] == size] for frame in (evaluations, curves))
     fitted, notes = baseline_references(*of_size)

@@ -1,8 +1,8 @@
 """Computes the compute ratio of each view and domain from stored losses and baselines' curves.
 
 The curves are fitted to the baselines of all seeds. The jackknife measures the error of a mean over
-seeds, including the curve's error: it leaves out one seed at a time, both its losses and its
-baseline. Source: Tukey's pseudo-values, whose t-interval over n seeds has n - 1 degrees of freedom.
+seeds, including the curve's error. It leaves out the losses and the baseline of one seed at a time.
+Source: Tukey's pseudo-values, whose t-interval over n seeds has n - 1 degrees of freedom.
 
 A value that cannot be computed yields a note (what, why) instead of a number.
 """
@@ -76,7 +76,7 @@ def baseline_references(
 
     A baseline is used if it has a curve and final losses. With `leave_out`, each curve is also
     fitted without each seed in turn, for the jackknife. If the frames have only one seed,
-    `only_seed` is its name in notes.
+    `only_seed` is the name of this seed in notes.
     """
     references, notes, of_seed = {}, [], f", seed {only_seed}" if only_seed else ""
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
@@ -195,7 +195,7 @@ def rate_attacks(
 ) -> tuple[pd.DataFrame, Notes]:
     """Returns (rows, notes). The rows have compute ratios after attacks, with class `elicited`.
 
-    There is one for each row of class forget in `ratios` whose profile was attacked, with ratio NaN
+    Each row of class forget in `ratios` whose profile was attacked yields one row, with ratio NaN
     if the attack has no result. The columns are those of `ratios`, and also RECOVERY if `attacks`
     has ATTACK_CURVE and `num_tokens`.
     """
@@ -286,7 +286,6 @@ def _of_the_others(
     own: np.ndarray,
     num_baselines: np.ndarray,
 ) -> np.ndarray:
-    """Returns the second term of the formula in `pseudo_values`."""
     is_known = ~np.isnan(values)
     num = np.bincount(group, is_known)[group] if len(group) else np.zeros(0)
     is_left_out = is_known & (own >= 0) & (num_baselines > 1) & (num > 1)

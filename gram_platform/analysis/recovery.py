@@ -29,12 +29,12 @@ Curve = Sequence[tuple[float, float]]
 
 
 def recover(curve: Curve, start: float, end: float, mark: float) -> tuple[float, bool]:
-    """Returns (number of steps that an attack needs to reach a mark, True).
+    """Returns (the number of steps that an attack needs to reach a mark, True).
 
-    The mark is `mark` percent of the way from loss `start` to loss `end`. If it is not reached,
-    returns (the attack's number of steps, False). `curve` has (step, loss) of at least one
-    evaluation, with losses in nats per token. Raises ValueError unless steps are positive and
-    increase, losses are finite and positive, and 0 < mark <= 100.
+    The mark is `mark` percent of the way from loss `start` to loss `end`. If the attack does not
+    reach the mark, returns (the attack's number of steps, False). `curve` has (step, loss) of at
+    least one evaluation, with losses in nats per token. Raises ValueError unless steps are positive
+    and increase, losses are finite and positive, and 0 < mark <= 100.
     """
     require_real("mark", mark, 0.0, 100.0, open_low=True)
     steps, losses = np.array([(0.0, start), *curve], float).T
@@ -52,7 +52,7 @@ def recover(curve: Curve, start: float, end: float, mark: float) -> tuple[float,
 def recover_row(curve: Curve, num_tokens: float, start: float, end: float) -> list[float]:
     """Returns the values of RECOVERY for an attack on `num_tokens` tokens.
 
-    All are NaN if `curve` is empty or another argument is not positive.
+    All values are NaN if `curve` is empty or any other argument is not positive.
     """
     if not (curve and num_tokens > 0.0 and start > 0.0 and end > 0.0):
         return [np.nan] * len(RECOVERY)
@@ -65,8 +65,8 @@ def recover_row(curve: Curve, num_tokens: float, start: float, end: float) -> li
 def write_median(times: Sequence[float], is_reached: Sequence[bool]) -> str:
     """Formats the median of the times [n] in which attacks reached a mark.
 
-    If an attack did not reach it, `times` has the attack's length, which the median counts as
-    infinite. If half or more did not, returns `> bound`. The bound is the median of `times` itself.
+    For an attack that did not reach the mark, `times` has the attack's length, but the median uses
+    infinity. If the median is infinite, returns `> bound`, with the median of `times` as the bound.
     """
     median = np.median(np.where(is_reached, times, np.inf))
     return f"{median:.1f}" if np.isfinite(median) else f"> {np.median(times):.1f}"

@@ -5,7 +5,7 @@ Source: the paper's appendix "Learning Rate and Batch Size Scaling". Ours:
 - a surface that is not convex has no minimum
 - a minimum at or beyond the edge of the grid is flagged
 - fits can be restricted to cells (pairs of rate and batch) near the best
-- each seed adds a constant to the surface, its level.
+- each seed has its own additive constant (its level).
 
 If the t-statistic of the smallest curvature is small, the curvature may be noise.
 """
@@ -153,7 +153,7 @@ def fit_surface(
     """Fits a quadratic in (log lr, log batch) to losses [n].
 
     A cell is a pair (lr, batch), and may have several seeds. `seeds` [n] has the seed of each loss.
-    If given, each seed adds a constant to the surface, its level, and the surface predicts the loss
+    If given, each seed has its own additive constant (its level), and the surface predicts the loss
     at the mean level. Without `seeds`, the minimum is unreliable if a cell lacks a seed. Raises
     ValueError if values are not finite and positive, if fewer than six cells are used, or if the
     cells do not determine the quadratic and the levels (only two rates, cells on one line, fewer
@@ -194,7 +194,7 @@ def fit_surface(
 
 
 def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
-    """Subtracts from each loss [n] the level of its seed, the constant that the seed adds.
+    """Subtracts from each loss [n] the level (the additive constant) of its seed.
 
     Levels come from a least-squares fit of loss = cell + level. `cell` [n] is the index of each
     loss's cell. A seed that shares no cell with another seed has level 0.
@@ -211,11 +211,11 @@ def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) 
 
 
 def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
-    """Returns the design matrix [num, K - 1] of the levels of K seeds, which sum to 0.
+    """Returns the design matrix [num, K - 1] for levels of K seeds. The levels sum to 0.
 
     The row of a loss has 1 in the column of its seed, or -1 in all columns for the last seed.
     `seeds` has the seed of each of the `num` losses, and is None for a single seed. Raises
-    ValueError if its length is not `num`.
+    ValueError if `seeds` has another length.
     """
     if seeds is None:
         return np.empty((num, 0))

@@ -3,9 +3,10 @@
 Source of the averages: the paper's appendix "Compute Ratio Methodology" and the numbers of
 `tab:synthetic`. Within a seed, the ratio of a class is the mean over all pairs of a profile and a
 domain. A mean of profile means would differ, since profiles forget different numbers of domains.
-Tables have the mean of these ratios over seeds, with a 90% t-interval. Its width comes from the
-jackknife's pseudo-values (JACKKNIFE) or, as in the paper, from the seeds' ratios (CURVE_FIXED).
-`missing` lists the values that cannot be computed. Losses in nats per token are averaged likewise.
+Tables have the mean of these ratios over seeds, with a 90% t-interval. The interval's width comes
+from the jackknife's pseudo-values (JACKKNIFE) or, as in the paper, from the seeds' ratios
+(CURVE_FIXED). `missing` lists the values that cannot be computed. Losses in nats are averaged
+likewise.
 """
 
 import itertools
@@ -113,10 +114,10 @@ def analyse(
 ) -> Analysis:
     """Returns all tables of a study.
 
-    Rows are in the order of `sizes`. Ratios are measured against the baselines in `unit` (default:
-    `losses`). With `own_baseline`, each seed is compared with its own baseline, as in the
-    paper's titration. Then `fits` has rows for each seed, and the `intervals` JACKKNIFE and
-    CURVE_FIXED give equal results. Raises ValueError if a view or an attack occurs twice.
+    Rows are in the order of `sizes`. Ratios are measured against the baselines in the frame `unit`,
+    by default those in `losses`. With `own_baseline`, each seed is compared with its own baseline,
+    as in the paper's titration. Then `fits` has rows for each seed, and the `intervals` JACKKNIFE
+    and CURVE_FIXED give equal results. Raises ValueError if a view or an attack occurs twice.
     """
     evaluations, attacks, declared = losses.evaluations, losses.attacks, losses.views
     unit = evaluations if unit is None else unit
@@ -175,7 +176,6 @@ def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFra
 def _compare(
     frames: Sequence[pd.DataFrame], intervals: str, seed: str = ""
 ) -> tuple[pd.DataFrame, pd.DataFrame, Notes]:
-    """Returns (ratios of views and attacks, fits of the baselines in `unit`, notes)."""
     evaluations, curves, attacks, unit = frames
     references, notes = baseline_references(
         unit, curves, leave_out=intervals == JACKKNIFE, only_seed=seed
@@ -200,7 +200,7 @@ def per_seed_frame(
     """Averages the column `value` over domains by view and class. Returns (rows, notes).
 
     The columns are ROW, `seed`, CLASSES, `retained` and NUM_DOMAINS, each class's number of
-    domains. A class's mean is NaN if the value of one of its domains is.
+    domains. A class's mean is NaN if the value of one of its domains is NaN.
 
     Each method, size and seed also has a row with the profile `mean` and an empty `retained`. Its
     values are `pair_means` over profiles that retain at most one auxiliary domain, as in the paper.
@@ -238,7 +238,7 @@ def pair_means(views: pd.DataFrame, name: str) -> float:
     """Returns the mean of the class `name` over all pairs of a profile and a domain.
 
     `views` are one seed's rows of `per_seed_frame`. Each row's mean over its domains counts once
-    per domain. NaN if no profile has domains of the class, or if one of these means is unknown.
+    per domain. Returns NaN if no row has domains of the class, or if a row with domains is NaN.
     """
     of_class = views[views[NUM_DOMAINS_OF[name]] > 0]
     if of_class.empty:
@@ -288,8 +288,8 @@ def join_notes(
 ) -> pd.DataFrame:
     """Merges the notes `what, why` of the frames in `missing`, {key: frame}.
 
-    Each `what` gets the prefix `named(keys)`, with the keys of the frames that have the note. Notes
-    that all frames have get no prefix.
+    If some frames lack a note, its text `what` gets the prefix `named(keys)`, with the keys of the
+    frames that have the note.
     """
     places: dict[tuple[str, str], list] = {}
     for place, frame in missing.items():
@@ -305,7 +305,7 @@ def join_notes(
 def find_mean_profiles(rows: pd.DataFrame) -> frozenset[str]:
     """Returns the profiles in `rows` that retain at most one auxiliary domain.
 
-    Without the column `retained`, the domains of the profile `all` are unknown, so it is left out.
+    Without the column `retained`, the profile `all` is left out, as its domains are unknown.
     """
     few = frozenset(p for p in rows["profile"] if p not in (ALL, MEAN) and p.count("+") < 2)
     if "retained" not in rows:
@@ -380,7 +380,7 @@ def readable_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_reading_order(table: pd.DataFrame) -> pd.DataFrame:
-    """Moves the baselines of a table.csv to the end, and drops `mean` rows of a single profile."""
+    """Moves baselines of a table.csv to the end. Drops `mean` rows of methods with one profile."""
     names = list(table.columns[: table.columns.get_loc(CLASSES[0])])
     names.remove("profile")
     is_mean = table["profile"] == MEAN

@@ -107,7 +107,7 @@ def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> T
 
 
 def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.DataFrame:
-    """Returns TREND_COLUMNS, the results of `leave_largest_out` by class and method.
+    """Returns a table with TREND_COLUMNS: the results of `leave_largest_out` by class and method.
 
     `table` has the rows of one profile, and `parameters` maps sizes to parameter counts. `size` is
     the largest size. `verdict` shows whether the 90% prediction interval, `low` to `high`, contains

@@ -48,9 +48,9 @@ def analyse_variants(
 ) -> Analysis:
     """Concatenates the tables of all variants, with a column `variant`.
 
-    All variants are compared with the baselines of the variant `unit`. By default each is compared
-    with its own baselines. A note names the variants that it concerns, unless it concerns all.
-    Other arguments and errors are as in `tables.analyse`.
+    All variants are compared with the baselines of the variant `unit`. Without `unit`, each variant
+    is compared with its own baselines. A note names the variants that it concerns, unless it
+    concerns all. Other arguments and errors are as in `tables.analyse`.
     """
     evaluations = losses.evaluations
     reference = _of(evaluations[evaluations["method"] == BASELINE], unit) if unit else None
@@ -112,12 +112,12 @@ def _by_number(
 
 
 def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Returns DROP_COLUMNS: how far compute ratios drop from one active module to all.
+    """Returns a table with DROP_COLUMNS: how far ratios drop from one active module to all.
 
-    There is one row per method, size and class. Within a seed, `drop` is `one` (the ratio with one
-    module) minus `all`, and `less_than_gram` is GRAM's drop minus the method's, NaN for GRAM. All
-    are means with 90% t-intervals over the seeds that have both `one` and `all`. Methods without
-    such a seed have no row.
+    There is one row per method, size and class. The column `one` has the ratio with one module,
+    `all` the ratio with all modules, and `drop` the first minus the second. `less_than_gram` is
+    GRAM's drop minus the method's drop, and NaN for GRAM. Cells are means with 90% t-intervals over
+    the seeds that have both ratios. Methods without such a seed have no row.
     """
     views = _views(per_seed)
     counts = views[views["profile"] == ALL].groupby("size")[MODULES].max()
@@ -162,12 +162,12 @@ def _ends(
 def module_shares(
     runs: pd.DataFrame, records_of: Callable[[str], Iterable[Mapping]]
 ) -> pd.DataFrame:
-    """Returns SHARE_COLUMNS, one row per run, step, domain and module.
+    """Returns a table with SHARE_COLUMNS and one row per run, step, domain and module.
 
-    `runs` has one row per run, with `id`, method, size, seed and perhaps `variant`, which is
-    copied. `share`, in [0, 1], is the module's fraction of all modules' squared gradient norms on
-    batches of the domain. `records_of` returns a run's metric records. Domains without gradients
-    have no rows.
+    `runs` has one row per run, with `id`, `method`, `size`, `seed` and optionally `variant`, which
+    is copied to the result. `share`, in [0, 1], is the module's fraction of all modules' squared
+    gradient norms on batches of the domain. `records_of` returns a run's metric records. Domains
+    without gradients have no rows.
     """
     names = [name for name in (VARIANT, *RUN) if name in runs]
     rows = []
@@ -198,8 +198,8 @@ def share_curves(shares: pd.DataFrame) -> pd.DataFrame:
 def final_shares(shares: pd.DataFrame) -> pd.DataFrame:
     """Averages the gradient shares over seeds, at the last step for which a run has shares.
 
-    `is_own` marks the share of a domain's own module. Rows whose domain and module are `mean` first
-    average these own shares over the auxiliary domains within a seed.
+    `is_own` marks the share of a domain's own module. In rows with domain and module `mean`, each
+    seed's own shares are averaged over the auxiliary domains before seeds are averaged.
     """
     cell = _cell(shares)
     last = shares[shares["step"] == shares.groupby("run_id")["step"].transform("max")]

@@ -60,7 +60,7 @@ class Compilation:
     def attempt(
         self, compiled: Callable[..., Result], plain: Callable[..., Result], *inputs
     ) -> Result:
-        """Calls `compiled`. If it fails or another function failed earlier, calls `plain`.
+        """Calls `compiled`. Calls `plain` if this fails or a compiled function failed earlier.
 
         Does not catch out-of-memory errors.
         """

@@ -160,7 +160,7 @@ def on_device(tokens: Tensor, device: torch.device | str) -> Tensor:
 def gpu_of_this_thread() -> Callable[[], None]:
     """Returns a function that makes a new thread use the calling thread's GPU, if any.
 
-    Otherwise threads start on GPU 0, where each rank of a machine would create a 0.5 GiB context.
+    By default, threads start on GPU 0, where each rank of a machine would create a 0.5 GiB context.
     """
     if not torch.cuda.is_initialized():
         return lambda: None
@@ -188,7 +188,7 @@ class Staging:
         self._copied: torch.cuda.Event | None = None
 
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Starts copying to the CPU. Call `before_change` before changing the tensors."""
+        """Starts copying `tensors` to the CPU. Call `before_change` before changing the tensors."""
         on_gpu = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cuda"}
         others = tensors.keys() - on_gpu.keys()
         copies = {name: tensors[name].to("cpu", copy=True) for name in others}

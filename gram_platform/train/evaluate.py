@@ -228,7 +228,7 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float = 1.0) -> tup
 
 
 class CachedAttention(nn.Module):
-    """Attention to the tokens of this and earlier calls. Each later call takes one token."""
+    """Attention to the tokens of this and earlier calls. Calls after the first take one token."""
 
     def __init__(self, attention: Attention):
         super().__init__()
@@ -239,10 +239,9 @@ class CachedAttention(nn.Module):
     def forward(
         self, x_BTD: Tensor, _: None, rotary: Rotary, mask_BTT: Tensor | None = None
     ) -> Tensor:
-        """Attends from x_BTD to itself and the tokens of earlier calls.
+        """Applies the document mask only in the first call.
 
-        Only the first call applies the document mask. If more calls follow,
-        each row must be one document.
+        If more calls follow, each row must be one document.
         """
         first = 0 if self.cache is None else self.cache[0].shape[2]
         q_BHTh, *new = self.attention.heads(x_BTD, rotary, first)

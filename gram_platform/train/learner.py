@@ -53,7 +53,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Learner:
-    """Trains one run in one process: `forward`, `train_only`, `backward`, `clip`, `step`."""
+    """Trains one run in one process, by `forward`, `train_only`, `backward`, `clip` and `step`."""
 
     rank, num_ranks = 0, 1
 
@@ -194,7 +194,7 @@ class Learner:
         return clip_gradients(self.master_sets, self.config.optimizer)
 
     def step(self, rate: float) -> None:
-        """Runs AdamW on parameter sets with gradients, clears the gradients, updates the model."""
+        """Runs AdamW on sets with gradients, clears the gradients and updates the model."""
         trained = [
             name
             for name, named in self.master_sets.items()
@@ -290,10 +290,10 @@ def starting_weights(
 ) -> Iterator[tuple[str, Piece]]:
     """Yields (name, float32 piece) for every parameter.
 
-    If `start` has the name, the piece holds this process's rows of the start (`rows_of`). Otherwise
-    it holds all rows, drawn from the seed. `start` can be empty, or lack modules that a branch adds
-    to its base. Raises ValueError if it lacks any other parameter, or has one that the model lacks
-    or that has another shape in the model.
+    If `start` has the parameter, the piece holds this process's rows of it (`rows_of`). Otherwise
+    the piece holds all rows, drawn from the seed. `start` can be empty, or lack modules that a
+    branch adds to its base. Raises ValueError if `start` lacks any other parameter, or has one that
+    is unknown to the model or of another shape.
     """
     left = dict(start)
     for name, shape in parameter_shapes(config.model).items():

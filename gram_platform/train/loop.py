@@ -120,11 +120,10 @@ def _run_pass(
     tokens_BT: Tensor,
     weights_BT: Tensor | None = None,
 ) -> Tensor:
-    """Runs a pass of `passes_of_window`, or a part of a micro-batch, forward and backward.
+    """Runs a pass (one or more micro-batches, or a part of one) forward and backward.
 
     Returns the micro-batches' detached cross entropies and minimised losses, [2,
     len(micro_batches)]. Gradients are divided by `num_losses`, the number of the window's losses.
-    `is_last` marks the window's last pass.
     """
     number = len(micro_batches)
     trained = frozenset().union(*(micro_batch.route.trained for micro_batch in micro_batches))
@@ -154,8 +153,8 @@ def active_rows(
 ) -> tuple[ActiveModules, int | None]:
     """Returns a pass's active modules, and how many of its first sequences train the core.
 
-    Each micro-batch has `num_rows` sequences. The second value is None if all sequences or no
-    sequences train the core.
+    Each micro-batch has `num_rows` sequences. The number is None if all or no sequences train the
+    core.
     """
     routes = [micro_batch.route for micro_batch in micro_batches]
     rows = torch.arange(len(routes) * num_rows).view(-1, num_rows)

@@ -133,7 +133,7 @@ def maxent_entropy(logits_BTV: Tensor) -> Tensor:
     return (log_p.exp() * log_p).sum(-1).mean() + math.log(log_p.shape[-1])
 
 
-# ME of a batch of logits, in nats, by the kind of the objective.
+# By the kind of the objective.
 MAXENT = {"maxent_kl": maxent_kl, "maxent_entropy": maxent_entropy}
 
 
@@ -162,9 +162,9 @@ def training_loss(
 
     For misdirection, `activations` are (x, target). For distillation, `taught_BTV` are the
     teacher's logits. Unlearning minimises F(forget batch) + w R(retain batch). R is the cross
-    entropy, and F is the MaxEnt loss or minus the cross entropy. For misdirection, both are the
-    distance of activations from their target. Both terms are doubled, because the loop divides by
-    the number of all micro-batches, and each term is in only half of them.
+    entropy, and F is the MaxEnt loss or minus the cross entropy. For misdirection, F and R are the
+    distance of activations from their target. F and R are doubled, because the loop divides by the
+    number of all micro-batches, of which half have F and half have R.
     """
     if objective.kind == "cross_entropy":
         return cross_entropy_loss
@@ -183,11 +183,11 @@ def training_loss(
 class Misdirection:
     """Provides what RMU compares: a layer's output in the trained model, and its target.
 
-    On forget domains the target is a fixed random vector of norm `steering`. Before scaling, its
-    components are drawn from the seed, uniformly in [0, 1), as in the authors' code. On other
+    On forget domains the target is a fixed random vector. Its components are drawn from the seed,
+    uniformly in [0, 1) as in the authors' code, and then scaled to the norm `steering`. On other
     domains the target is the layer's output with the weights at the start of the run. The
-    parameters `above` the layer are never trained. The cross entropy computed with them is only
-    reported, without a gradient.
+    parameters above the layer (`above`) are never trained. They only serve to report the cross
+    entropy, which has no gradient.
     """
 
     def __init__(

@@ -126,5 +126,5 @@ def _locals(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _is_sharded(tensor: Tensor) -> bool:
-    """Returns True for a DTensor, without the half second of importing its class."""
+    """Returns True for a DTensor, without importing its class, which takes 0.5 s."""
     return hasattr(tensor, "to_local")

@@ -120,7 +120,7 @@ class ShardedLearner(Learner):
             self._reshard()
 
     def train_only(self, trained: frozenset[str]) -> None:
-        """Reshards all weights first if `trained` differs from the last call.
+        """Sets requires_grad like `Learner`. First reshards all weights if `trained` has changed.
 
         Weights that stayed gathered would keep the old requires_grad, and get wrong gradients
         without an error.
@@ -152,7 +152,7 @@ class ShardedLearner(Learner):
         return total
 
     def mean_over_ranks(self, values: Tensor) -> Tensor:
-        """Averages over ranks with one all-reduce. Returns the means on the CPU."""
+        """Averages `values` over ranks with one all-reduce. Returns the means on the CPU."""
         return (self.sum_over_ranks(values) / self.num_ranks).cpu()
 
     def weights(self) -> dict[str, Tensor]:
@@ -163,7 +163,7 @@ class ShardedLearner(Learner):
     def each_weight(self) -> Iterator[tuple[str, Tensor]]:
         """Yields (name, full weight), sorted by name.
 
-        Every rank must iterate over all weights, since each needs an all-gather.
+        Every rank must iterate over all weights, since each weight needs an all-gather.
         """
         for name in sorted(self.masters):
             yield name, self.masters[name].detach().full_tensor()
