@@ -74,10 +74,10 @@ def fit_errors(
 ) -> pd.DataFrame:
     """Returns errors of compute ratios during the reference's training, with ERROR_COLUMNS.
 
-    There is one row per seed, domain and rated step. Each seed's losses are rated by the curve of
-    the other seeds, so a size with one seed has no rows. `ratios` and `curves` contain only the
-    reference. `constant_rate` maps a size to its first rated step (the end of warm-up) and its last
-    rated step (the start of decay), both as shares of all steps.
+    There is one row per seed, domain and step. Each seed's losses are converted to ratios by the
+    curve of the other seeds, so a size with one seed has no rows. `ratios` and `curves` have only
+    the reference. `constant_rate` maps a size to the first and last of these steps (the end of
+    warm-up and the start of decay), as shares of all steps.
     """
     finals = ratios.pivot(index=["size", "seed"], columns="domain", values="loss")
     finals = finals.add_prefix(PREFIX).reset_index().assign(method=BASELINE, profile=ALL)

@@ -65,7 +65,7 @@ class LearningCurve:
 
     @property
     def step_rms(self) -> float:
-        """The rms error of the curve's steps, as a fraction of the steps, to first order."""
+        """The rms relative error of the step that the curve gives for a loss, to first order."""
         return self.rms / self.alpha
 
     @property

@@ -2,7 +2,7 @@
 
 Every function takes `trials`, with one row per run and the columns
 `size, parameters, seed, lr, batch` (in sequences), `loss`, `state` (complete, diverged or failed)
-and optionally `run_id`. Only losses of complete runs are used. Ours: fits leave out cells with a
+and optionally `run_id`. Only losses of complete runs are used. Our fits leave out cells with a
 diverged seed, because the mean over their other seeds would be too good. Fits to all seeds of a
 size include an additive constant for each seed, called its level (see `surface`).
 """

@@ -76,7 +76,7 @@ def baseline_references(
 
     A baseline is used if it has a curve and final losses. With `leave_out`, each curve is also
     fitted without each seed in turn, for the jackknife. If the frames have only one seed,
-    `only_seed` is the name of this seed in notes.
+    the notes call it `only_seed`.
     """
     references, notes, of_seed = {}, [], f", seed {only_seed}" if only_seed else ""
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]

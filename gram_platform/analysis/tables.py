@@ -199,8 +199,8 @@ def per_seed_frame(
 ) -> tuple[pd.DataFrame, Notes]:
     """Averages the column `value` over domains by view and class. Returns (rows, notes).
 
-    The columns are ROW, `seed`, CLASSES, `retained` and NUM_DOMAINS, each class's number of
-    domains. A class's mean is NaN if the value of one of its domains is NaN.
+    The columns are ROW, `seed`, CLASSES, `retained` and NUM_DOMAINS (the number of domains of each
+    class). A class's mean is NaN if the value of one of its domains is NaN.
 
     Each method, size and seed also has a row with the profile `mean` and an empty `retained`. Its
     values are `pair_means` over profiles that retain at most one auxiliary domain, as in the paper.
@@ -351,9 +351,9 @@ def run_names(run_ids: pd.Series) -> str:
 
 
 def table_csv(frame: pd.DataFrame, fractions: str | None = "%.6f") -> str:
-    """Returns the frame as CSV, without the POINTS columns (the values of two seeds).
+    """Returns the frame as CSV, without the POINTS columns (single values, if there are two seeds).
 
-    `fractions` is the format of floats, or None for all digits. Text that a spreadsheet would run
+    `fractions` is a format for floats, or None for all digits. Text that a spreadsheet would run
     as a formula gets a leading apostrophe.
     """
     frame = frame.loc[:, [not str(name).endswith(POINTS) for name in frame]]

@@ -198,8 +198,8 @@ def share_curves(shares: pd.DataFrame) -> pd.DataFrame:
 def final_shares(shares: pd.DataFrame) -> pd.DataFrame:
     """Averages the gradient shares over seeds, at the last step for which a run has shares.
 
-    `is_own` marks the share of a domain's own module. In rows with domain and module `mean`, each
-    seed's own shares are averaged over the auxiliary domains before seeds are averaged.
+    `is_own` marks the share of a domain's own module. Rows whose domain and module are both
+    `mean` average each seed's own shares over the auxiliary domains, and then over seeds.
     """
     cell = _cell(shares)
     last = shares[shares["step"] == shares.groupby("run_id")["step"].transform("max")]

@@ -165,7 +165,7 @@ def require_each_once(field: str, values: Collection) -> None:
 
 
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
-    """Returns a text such as "one of the fields a, b". The argument `of` is "the fields " here.
+    """Returns a text such as "one of the fields a, b". In this example, `of` is "the fields ".
 
     For a misspelt value, appends the text of `suggest`.
     """

@@ -264,11 +264,10 @@ def route_counts(
 
 
 def draw_positions(seed: int, budget: DomainBudget, cursor: int, count: int) -> np.ndarray:
-    """Returns the pool positions of a domain's next `count` draws, int64 [count].
+    """Returns the pool positions of `count` draws of a domain, starting with draw `cursor`.
 
-    The first of these draws has the number `cursor`.
-
-    Each pass over the pool has a different order, determined by seed, domain and pass number.
+    They are int64 [count]. Each pass over the pool has a different order, determined by seed,
+    domain and pass number.
     """
     passes, within = np.divmod(np.arange(cursor, cursor + count), budget.num_sequences)
     numbers = range(int(passes[0]), int(passes[-1]) + 1)

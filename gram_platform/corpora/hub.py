@@ -154,7 +154,7 @@ def row_id(row: HubRow) -> str:
 
 
 def first_record(row: HubRow) -> Document:
-    """Returns the first record that passes the row's filters.
+    """Returns the first record that passes the filters of a recipe's row, such as a dataset.
 
     Raises ValueError if no record passes, or if one of the first `FIRST_RECORDS` has a label that
     the row does not list.
@@ -172,7 +172,7 @@ def first_record(row: HubRow) -> Document:
 
 
 def read_labels(row: HubRow) -> tuple[str, ...]:
-    """Returns the labels of a row's first `FIRST_RECORDS` records.
+    """Returns the labels of the first `FIRST_RECORDS` records of a recipe's row.
 
     Raises ValueError if none of these records has a label.
     """

@@ -1,8 +1,8 @@
 """Packs a corpus atomically.
 
 Splits and tokenises the text in parts (`parts.py`). Then writes the sequence files in pieces
-(`JoinPiece`). Memory holds at most one part, one piece, and the keys of the texts that could get
-different splits in different domains (`Candidates`).
+(`JoinPiece`). Memory holds at most one part, one piece, and the keys of texts that could be
+in training in one domain and in validation in another (`Candidates`).
 """
 
 import errno

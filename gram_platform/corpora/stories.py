@@ -137,8 +137,9 @@ def stories_source(
 ) -> StoriesSource:
     """Creates the source of a story corpus. Raises ValueError if a number is out of range.
 
-    `num_documents` maps topics to numbers of stories, and INSTRUCTIONS to the number of
-    instructions. `instructed` lists their topics. Other arguments are as in `StoriesCorpus`.
+    `num_documents` maps each topic to its number of stories, and the key INSTRUCTIONS to the number
+    of instructions. `instructed` lists the topics of the instructions. Other arguments are as in
+    `StoriesCorpus`.
     """
     unknown = sorted(set(num_documents) - {*TOPICS, *([INSTRUCTIONS] if instructed else [])})
     if unknown or not num_documents:

@@ -4,7 +4,7 @@ A slot is a Ray actor with the CPU threads of one rank and, if there are GPUs, o
 one. It executes one task after another and keeps its GPU until it exits, so that it initialises
 CUDA only once.
 
-A slot waits for a machine without a time limit, so that an autoscaler can start one. Before its
+A slot waits indefinitely for a machine, so that an autoscaler can start one. Before its
 first task, a slot probes its device. It ends after `IDLE_S` without work, so that its machine can
 be released. It also ends after an unexpected error, because its process may be unusable.
 """

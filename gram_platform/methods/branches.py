@@ -92,7 +92,7 @@ class BranchBudget:
 
 
 def branch_budget(setting: Setting, branching: Branching, module_parameters: int) -> BranchBudget:
-    """Returns the data of the base, rounded to whole steps, and of all branches.
+    """Returns (the data of the base, rounded to whole steps; the data of all branches).
 
     A branch's auxiliary text is rounded to whole route units. Lambda (`app:equal-compute`) assumes
     that a rehearsal batch costs as much as an auxiliary batch. Raises ValueError if the base gets

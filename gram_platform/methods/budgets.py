@@ -197,7 +197,7 @@ def compute_lambda(setting: Setting, model: ModelConfig) -> float:
 
     With `lambda_counts_plan`, as in the authors' code:
 
-    - Auxiliary domains are drawn p_af times, and core less often.
+    - Auxiliary domains are drawn for p_af epochs, in place of core.
     - Companions (other modules that are active in a batch) add cost.
     - Unlabelled batches use all modules.
     """

@@ -115,7 +115,7 @@ class Attention(nn.Module):
 
 
 class Lora(nn.Module):
-    """Low-rank changes of the core MLP's projections: W + t B A with weight t. B starts at zero."""
+    """Low-rank updates to the core MLP's projections: W + t B A with weight t. B starts at zero."""
 
     def __init__(self, config: ModelConfig, rank: int):
         super().__init__()

@@ -411,9 +411,9 @@ def choose_value(name: str, values: Sequence[str]) -> str:
 def paper_difference(
     study: str, claim: Claim, variant: str = "", variants: Sequence[str] = ("",)
 ) -> float:
-    """Returns a claim's left - right in the paper's table, or NaN if the table lacks a number.
+    """Returns a claim's left side minus its right side in the paper's table, or NaN.
 
-    FIRST and LAST stand for the first and last of our study's `variants`.
+    NaN means that the table lacks a number. FIRST and LAST stand for the ends of our `variants`.
     """
     at = {side: choose_value(side.variant or variant, variants) for side in claim.terms}
     values = {side: paper_value(study, at[side], side.method, side.name) for side in claim.terms}

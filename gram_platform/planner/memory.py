@@ -436,7 +436,7 @@ def _gradients(
     float32 gradients. A GPU first converts them to float32, one parameter set at a time. With
     several ranks, each rank keeps whole float32 gradients until the window's last pass, which
     reduces them group by group. The last group is the embedding, which also needs its new gradient
-    and a float32 copy. If every pass is reduced, a rank keeps only the gradients of its rows.
+    and a float32 copy. If gradients are reduced in every pass, a rank keeps only those of its rows.
     """
     whole = FLOAT_BYTES * _num_values(trained)
     last = _num_values(w for w in trained if w.group == EMBEDDING)

@@ -75,9 +75,9 @@ class Ranks:
         return number
 
     def of(self, run: RunConfig, size: str) -> int:
-        """Returns a run's number of ranks, which divides its micro-batch.
+        """Returns a run's number of ranks, always a divisor of its micro-batch size.
 
-        Raises ValueError if the number is AUTO and no number of ranks has enough memory.
+        Raises ValueError if it is AUTO and the run does not fit into memory on any number of ranks.
         """
         if number := dict(self.of_run).get(run.run_id):
             return number
@@ -277,7 +277,7 @@ class StudyWork:
     def forecast(
         self, num_slots: int, ranks: Ranks | None = None, done: Collection[str] = ()
     ) -> Forecast:
-        """Predicts how long a study takes without its ended nodes `done`, if no machine crashes.
+        """Predicts how long a study still takes if no machine crashes. `done` nodes have ended.
 
         `num_slots` is as in `choose`. Raises ValueError if a node needs more slots than exist.
         """

@@ -131,7 +131,7 @@ class TensorFile:
 def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Iterator[TensorFile]:
     """Context manager that opens a safetensors file.
 
-    `attempt` makes each access: `keep_trying` with retries, or `once` for files outside a storage.
+    The function `attempt` performs each access: `keep_trying`, or `once` outside a storage.
     Raises ValueError if the file is incomplete, and OSError if it cannot be read.
     """
     name = os.fspath(path)
@@ -257,7 +257,7 @@ class DiskTensors(Mapping):
         return cls({name: [(file, rows)] for file in files for name, rows in file.held.items()})
 
     def describe(self, name: str) -> StoredRows:
-        """Returns a tensor's shape and dtype, and the rows that the first of the files has."""
+        """Returns a tensor's shape and dtype, and which of its rows are in the first file."""
         return self.holders[name][0][1]
 
     def __getitem__(self, name: str) -> torch.Tensor:

@@ -193,7 +193,7 @@ def warning_sections(study: Results) -> list[Section]:
 
 
 def terminal_warning(study: Results) -> str:
-    """Returns warnings about poor fits and about the error of the unit, or "" without any."""
+    """Returns warnings about poor fits and about the error of the unit, or "" if there are none."""
     return " ".join(filter(None, (_poor_fits(study), unit_warning(study.record))))
 
 

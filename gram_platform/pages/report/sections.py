@@ -185,10 +185,10 @@ def trend_sections(study: Results) -> list[Section]:
 
 
 def paper_sections(study: Results) -> list[Section]:
-    """Compares our results with the paper's printed rows and its authors' published rows.
+    """Compares our results with the paper's tables and with the losses that its authors published.
 
-    Next to a printed row, the table shows our mean over profiles, or our main profile if the
-    study has variants.
+    Next to the paper's rows, tables show our mean over profiles or, for studies with variants, our
+    main profile.
     """
     table, paper, varies, tables = study.table, study.record.compare_with, study.record.varies, {}
     if paper in PAPER_SCALES and (varies or _find_mean_sizes(table)):

@@ -270,7 +270,7 @@ def with_links(
 
 
 def mlflow_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> dict[str, str]:
-    """Returns {node id: MLflow URL}. `pages` is the base URL if MLflow has no server."""
+    """Returns {node id: MLflow URL}. `pages` is the base of the URLs if MLflow has no server."""
     runs = {} if tracker is None else tracker.runs()
     return {node_id: tracker.run_url(run.info.run_id, pages) for (_, node_id), run in runs.items()}
 

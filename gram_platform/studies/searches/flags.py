@@ -67,7 +67,7 @@ class GridFlags(TrialFlags):
 
 @dataclass(frozen=True)
 class Grids:
-    """A preset's grids: one for each size, or factors of every size's peak rate and batch."""
+    """A preset's grids: one for each size, or multipliers of every size's peak rate and batch."""
 
     # Rows or columns by which each side may grow.
     max_extensions: int

@@ -98,7 +98,7 @@ def default_values(setting: Setting) -> Point:
 
 @dataclass(frozen=True)
 class MaxEntSearch:
-    """Runs an Optuna study for each profile. Each trial unlearns every seed's baseline.
+    """Runs an Optuna study for each profile. Each trial unlearns from the baseline of every seed.
 
     All `settings` have the same size.
     """
