@@ -1,4 +1,4 @@
-"""Stores runs, evaluations, imported models and packed corpora. MLflow only holds copies."""
+"""Stores runs, evaluations, imported models and packed corpora. MLflow mirrors the first two."""
 
 from gram_platform.store.directories import EvaluationDirectory
 from gram_platform.store.files import CorruptFile, Folder

@@ -174,11 +174,12 @@ class Attempt:
         records: Sequence[Mapping] = (),
         measured: Mapping[str, float | str] | None = None,
     ) -> dict:
-        """Stores final weights and `result.json` unless the run has a result. Returns the result.
+        """Stores a run's final weights and result. Returns the stored result.
 
-        Also removes the run's checkpoints. `final` has deterministic fields of the result. The
-        result also has `run_id`, `weights_sha256` and `sha256`. `records` are the metric records
-        since the last commit. `measured` has extra fields for the run's `timing()`.
+        If the run already has a result, keeps it. Removes the run's checkpoints. `final` has
+        deterministic fields of the result, which also has `run_id`, `weights_sha256` and `sha256`.
+        `records` are the metric records since the last commit. `measured` has extra fields for the
+        run's `timing()`.
         """
         save = partial(self._folder.write_with, WEIGHTS, partial(save_tensors, tensors=tensors))
         return self._finish(save, final, hash_tensors(tensors), records, measured)

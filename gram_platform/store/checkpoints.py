@@ -115,7 +115,7 @@ def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> list:
 
 
 def clear_debris(attempts: Folder) -> list:
-    """Removes incomplete checkpoints and temporary files that ended attempts left behind.
+    """Removes incomplete checkpoints and temporary files of attempts that have ended.
 
     Returns the PermissionErrors of files that it could not remove.
     """
@@ -188,7 +188,7 @@ def clear_weights(attempts: Folder) -> None:
 
 
 def remove_weights(attempt: Folder) -> int:
-    """Removes the attempt's weights, complete or not, and returns the number of bytes freed."""
+    """Removes an attempt's weights, complete or not. Returns the number of bytes freed."""
     shards = attempt.child(SHARDS)
     num_bytes = sum(shards.size(name) for name in shards.list())
     # Removed first, so that half-removed weights count as absent.

@@ -1,8 +1,8 @@
 """Downloads packed corpora from the storage to this machine, and uploads new corpora.
 
-A permuted corpus in an object store is downloaded in blocks. A block is fetched when one of its
-rows is first read, unless this machine has an intact copy of the block. All processes on a machine
-share one sparse file per domain.
+A permuted corpus in an object store is downloaded in blocks. Reading a training sequence fetches
+those of its blocks that are missing or damaged on this machine. All processes on a machine share
+one sparse file per domain.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ def open_corpus(
 
 
 def lost_text(store: Store, data_id: str) -> list[str]:
-    """Returns a warning for each domain with unencodable text above the share LITTLE_LOST."""
+    """Returns a warning for each domain whose share of unencodable text exceeds LITTLE_LOST."""
     stored = store.data_dir(data_id)
     try:
         return describe_unspelled(parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST)))
@@ -190,10 +190,9 @@ def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> P
 class FetchedRows:
     """The training sequences of a domain as an array of token ids [num_sequences, seq_len + 1].
 
-    A row is one sequence. Rows are fetched when they are read. `path` is the local copy of the
-    stored file. The file is split into blocks of `block_bytes` bytes (the last may be shorter).
-    `hashes` are the SHA-256 of the blocks. `fetch(start, stop)` reads a byte range of the stored
-    file.
+    A row is one sequence, fetched when it is read. `path` is the local copy of the stored file. The
+    file is split into blocks of `block_bytes` bytes (the last may be shorter). `hashes` are the
+    SHA-256 of the blocks. `fetch(start, stop)` reads a byte range of the stored file.
     """
 
     def __init__(
@@ -224,7 +223,7 @@ class FetchedRows:
         return len(self._array)
 
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        """Returns the sequences of `rows`, a slice or an int array of non-negative row numbers."""
+        """Returns the sequences at `rows`, a slice or an array of non-negative int indices."""
         if not self._is_here.all():
             numbers = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else rows
             absent = [block for block in self._blocks_of(numbers) if not self._is_here[block]]
@@ -241,11 +240,11 @@ class FetchedRows:
         return np.unique((first[:, None] + between).clip(max=last[:, None])).tolist()
 
     def first(self, num_rows: int) -> list[int]:
-        """Returns the numbers of the blocks that contain the first `num_rows` rows."""
+        """Returns the indices of the blocks that contain the first `num_rows` rows."""
         return list(range(-(-min(num_rows, len(self)) * self._row_bytes // self._block_bytes)))
 
     def bring(self, number: int) -> None:
-        """Fetches a block unless this machine has it.
+        """Fetches the block with index `number` if this machine has no intact copy of it.
 
         Raises ValueError if the stored block is damaged or this machine's disk is full, and OSError
         if the storage cannot be reached.
@@ -282,8 +281,8 @@ class FetchedRows:
 def open_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[str, FetchedRows]:
     """Opens the training sequences of a permuted corpus. Returns FetchedRows by domain.
 
-    `folder` is a local folder that contains only rows of this manifest's corpus. Raises ValueError
-    if block hashes are missing or a stored file has the wrong size.
+    `folder` is a local folder with only sequences of this manifest's corpus. Raises ValueError if
+    block hashes are missing or a stored file has the wrong size.
     """
     names = {domain: sequence_path("train", domain) for domain in manifest["domains"]}
     digests = [manifest["files"][name] for name in names.values()]

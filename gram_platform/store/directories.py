@@ -148,7 +148,7 @@ class NodeDirectory:
         return result
 
     def publish(self, data: bytes) -> dict:
-        """Stores `data` as the result unless a result exists. Returns the stored result.
+        """If there is no result, stores `data` as the result. Returns the stored result.
 
         Warns if the existing result differs from `data`.
         """
@@ -172,7 +172,7 @@ class NodeDirectory:
             return False
 
     def ensure_config(self, config: RunConfig | AnyEvaluation | TaskScores) -> None:
-        """Stores the config unless an intact one is stored. Sets a damaged config aside.
+        """Stores the config if no intact one is stored. Sets a damaged config aside.
 
         Raises ValueError if `config` belongs to another node.
         """
@@ -192,8 +192,8 @@ class NodeDirectory:
 class EvaluationDirectory(NodeDirectory):
     """`<storage>/evaluations/<eval_id>/{config.json, tags.json, result.json, timing.json}`.
 
-    Tensors are in `tensors-<hash>.safetensors`. The result contains this hash, so that a result
-    never refers to tensors of another writer.
+    Tensors are in `tensors-<hash>.safetensors`. The result contains this hash, so it never refers
+    to tensors that another process wrote.
     """
 
     kind = "evaluation"
@@ -217,7 +217,7 @@ class EvaluationDirectory(NodeDirectory):
         timing: Mapping | None = None,
         tensors: Mapping[str, "torch.Tensor"] | None = None,
     ) -> dict:
-        """Stores the tensors, and stores the result unless one exists. Returns the stored result.
+        """Stores the tensors, and the result if there is none yet. Returns the stored result.
 
         `result` must have only deterministic fields. The stored result also has `eval_id`, `sha256`
         and the tensors' hash. `timing` has values such as `elapsed_s`. When stored, it also has
@@ -337,7 +337,7 @@ class ImportDirectory(NodeDirectory):
 
 
 def import_id(model: ModelConfig, weights_sha256: str, tokenizer: bytes | None = None) -> str:
-    """Returns an imported model's id: a hash of its config, weights and tokenizer.json."""
+    """Returns an imported model's id, a hash of its config, weights and tokenizer.json."""
     hashes = {"weights_sha256": weights_sha256}
     if tokenizer is not None:
         hashes["tokenizer_sha256"] = _sha256(tokenizer)

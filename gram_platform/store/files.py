@@ -1,7 +1,8 @@
-"""Defines the base class of local and remote folders, sealed JSON and retries.
+"""Defines sealed JSON, retries, and the base class of local and remote folders.
 
-Files are written completely or not at all. A read-only folder rejects all changes. A name is one
-path component of safe characters, so no path can lead out of the storage.
+A sealed JSON object contains its own SHA-256. Files are written completely or not at all. A
+read-only folder rejects all changes. A name is one path component of safe characters, so no path
+can lead out of the storage.
 """
 
 import contextlib
@@ -94,13 +95,13 @@ class Folder:
         return f"{self.path}/{safe_name('file', name)}"
 
     def address(self, name: str) -> str:
-        """Returns the file's path, or its full URL with the protocol."""
+        """Returns a file's path, or in a remote folder its full URL with the protocol."""
         return self.file(name)
 
     def read_json(self, name: str, kind: Any = dict) -> Any:
         """Reads a JSON file as a value of type `kind`. Returns None if the file does not exist.
 
-        Invalid content raises CorruptFile, which names the file and the field.
+        Raises CorruptFile for invalid content. The error names the file and the field.
         """
         return self._read_as(name, lambda data: parse_json(data, kind))
 
@@ -143,7 +144,7 @@ class Folder:
         self.write(name, seal(fields), durable=durable)
 
     def write_whole(self, files: Mapping[str, bytes]) -> None:
-        """Writes `files`, then a file with their hashes, which `require_whole` reads."""
+        """Writes `files`, then a file with their hashes. `require_whole` verifies these."""
         self.remove(HASHES)
         for name, data in files.items():
             self.write(name, data)

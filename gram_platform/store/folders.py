@@ -95,9 +95,10 @@ class LocalFolder(Folder):
     @with_retries
     @retry_if_removed
     def write_with(self, name: str, writer: Callable[[str], object]) -> str:
-        """Calls `writer` with a temporary path, renames this file to `name`, returns its SHA-256.
+        """Writes a file by calling `writer` with a temporary path. Returns the file's SHA-256.
 
-        A system crash may lose the file until the next durable write in this folder.
+        Then renames the file to `name`. A system crash before the folder's next durable write may
+        lose it.
         """
         with whole_file(self._target(name), durable=True) as temporary:
             writer(temporary)
@@ -106,7 +107,7 @@ class LocalFolder(Folder):
     @with_retries
     @retry_if_removed
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless the name exists. Returns True if this call created the file.
+        """Writes the file if `name` does not exist. Returns True if this call created the file.
 
         A retry after a transient error may return False although the first try created the file.
         """
@@ -135,7 +136,7 @@ class LocalFolder(Folder):
 
     @with_retries
     def exists(self, name: str) -> bool:
-        """Returns True if the name exists. Raises OSError if a mounted file system fails."""
+        """Returns True if an entry `name` exists. Raises OSError if a mounted file system fails."""
         if not self._is_here():
             return False
         try:
@@ -146,7 +147,7 @@ class LocalFolder(Folder):
 
     @with_retries
     def list(self) -> list[str]:
-        """Returns the sorted safe names of files and folders. Warns about entries such as links."""
+        """Returns the sorted safe names of files and folders. Warns about links and pipes."""
         if not self._is_here():
             return []
         try:
@@ -172,7 +173,7 @@ class LocalFolder(Folder):
 
     @with_retries
     def remove(self, name: str) -> None:
-        """Removes a file, a folder with its contents, or a link but not its target."""
+        """Removes a file, a link, or a folder with its contents. Keeps the targets of links."""
         self._check_writable()
         path = self.file(name)
         if not self._is_here():
@@ -226,8 +227,8 @@ class LocalFolder(Folder):
     def lock(self, name: str) -> Iterator[None]:
         """Context manager that holds a lock against other processes on this machine.
 
-        If the file system has no locks, or the lock file is a link, the block runs without a lock,
-        after a warning. This is safe, because locks only avoid duplicate work.
+        If the file system has no locks, or the lock file is a link, warns and runs the block
+        without a lock. This is safe, because locks only avoid duplicate work.
         """
         self._check_writable()
         with contextlib.ExitStack() as stack:
@@ -314,7 +315,7 @@ def _open_folder(path: str) -> None:
 
 
 def open_folder(root: str, writable: bool = False) -> Folder:
-    """Opens the folder at a local path (`~` expanded) or fsspec URL. Bad URLs raise ValueError."""
+    """Opens the folder at a path (`~` expanded) or fsspec URL. Raises ValueError for bad URLs."""
     protocol, _, path = root.partition("://") if is_url(root) else ("file", "", root)
     if protocol in ("file", "local"):
         return LocalFolder(os.path.abspath(os.path.expanduser(path)), writable)

@@ -72,8 +72,8 @@ class Lease:
     """This process's lease on a folder, written immediately and renewed until `release`.
 
     A thread renews the lease while `is_working()` is true, and writes each `report` within
-    `interval_s`. Raises OSError if the first write fails. If later writes fail, warns once with a
-    text that begins with `warning`, or not at all if `warning` is "".
+    `interval_s`. Raises OSError if the first write fails. If a later write fails and `warning` is
+    not "", warns once with a message that begins with `warning`.
 
     A lease is `contested` if other processes write the same file. An expired contested lease can be
     renewed, because the file shows whether another process has taken it. Any other lease stays
@@ -188,8 +188,7 @@ def has_ended(lease: dict | None) -> bool:
     """Returns True if the lease's owner has ended and its half-written files can be removed.
 
     The answer is certain for a released lease, and for a process in this pid namespace. Any other
-    process is presumed to have ended if its last heartbeat is older than GONE_AFTER_S. If such a
-    process still runs, `retry_if_removed` repeats a write whose temporary file was removed.
+    process is presumed to have ended if its last heartbeat is older than GONE_AFTER_S.
     """
     if not lease:
         return False

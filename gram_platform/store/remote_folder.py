@@ -71,7 +71,7 @@ class RemoteFolder(Folder):
 
     @with_retries
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless it exists. Returns True if written. Atomic on S3 and GCS."""
+        """Writes the file if it does not exist. Returns True if written. Atomic on S3 and GCS."""
         try:
             self._put(lambda: self.filesystem.pipe_file(self.file(name), data, mode="create"))
         except FileExistsError:
@@ -98,7 +98,7 @@ class RemoteFolder(Folder):
 
     @with_retries
     def versions(self, names: Collection[str]) -> dict[str, dict[str, str]]:
-        """Returns {subfolder: {file: version}} of the files whose names are in `names`.
+        """Returns {subfolder: {file: version}} for files in `names`. A version is a hash.
 
         A subfolder that has only files with other names maps to {}. Lists this folder only once.
         """

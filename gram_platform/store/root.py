@@ -32,7 +32,6 @@ DATA_ID = re.compile("[0-9a-f]{12}")
 MIN_FREE_BYTES = 64 * 2**20
 # In a search's folder: the best parameters.
 BEST = "best.json"
-# In a study's folder: the folder of earlier pages.
 HISTORY = "history"
 HISTORY_DATE = re.compile(r"\d{4}-\d\d-\d\dT\d{6}")
 FOLDERS = {"run": "runs", "evaluation": "evaluations"}
@@ -67,15 +66,16 @@ class Finished:
 
 @dataclass(frozen=True)
 class IndexEntry(Finished):
-    """An entry of the index, with the {file name: version} of the files that it was read from."""
+    """A node in the index of a remote storage. `versions` is {file name: version} of its files."""
 
     versions: Mapping[str, str]
 
 
 def storage_place(storage: str) -> str:
-    """Returns the storage's path or URL: `storage`, or else $GRAM_STORAGE, or else ~/.gram.
+    """Returns the storage's absolute path or its URL.
 
-    Raises ValueError if the path is a file or is inaccessible to this user.
+    If `storage` is "", this is $GRAM_STORAGE or ~/.gram. Raises ValueError if the path is a file or
+    is inaccessible to this user.
     """
     place = absolute_place("storage", storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
     try:
@@ -189,7 +189,7 @@ class Store:
         return {i: self.origin(i).require_result()["weights_sha256"] for i in ids}
 
     def explain_outdated(self, result: Mapping) -> str:
-        """Returns a text about a source whose weights changed after `result` was computed, or "".
+        """Names a source whose weights changed after `result` was computed, or returns "".
 
         Ignores sources that no longer have a result.
         """
@@ -259,7 +259,7 @@ class Store:
         """The local directory of packed corpora, which are memory-mapped.
 
         This is `<storage>/data`, or for an object store a directory in `$GRAM_CACHE` (default
-        `~/.cache/gram`). Raises ValueError if `<storage>/data` is a link.
+        `~/.cache/gram`). Raises ValueError if `<storage>/data` is a link or a file.
         """
         if isinstance(self._folder, LocalFolder):
             data = self._folder.child("data")
@@ -328,7 +328,7 @@ class Cordoned(TypedDict):
 
 
 def write_cordoned(store: Store, study: str, machines: Sequence[Mapping]) -> None:
-    """Stores a study's cordoned machines: dicts with at least the fields of `Cordoned`."""
+    """Stores a study's cordoned machines. Each dict has at least the fields of `Cordoned`."""
     folder = store.study_dir(study)
     if machines:
         folder.write_json(CORDONED, {"machines": list(machines)})

@@ -157,7 +157,7 @@ class RunDirectory(NodeDirectory):
         self.attempt(attempt_id).write_json("failure.json", {**failure, "time": time.time()})
 
     def progress(self) -> dict | None:
-        """Returns the last attempt's lease with its id as `attempt`, or None without a lease."""
+        """Returns the last attempt's lease, or None. The field `attempt` is the attempt's id."""
         attempt_ids = self.attempt_ids()
         lease = read_lease(self.attempt(attempt_ids[-1])) if attempt_ids else None
         return None if lease is None else {**lease, "attempt": attempt_ids[-1]}
@@ -196,7 +196,7 @@ class RunDirectory(NodeDirectory):
         return records
 
     def lost_history(self) -> str:
-        """Explains which records of a complete run are lost, or returns "" if none are."""
+        """Explains which records of a complete run are lost. Returns "" if all are intact."""
         head = self._head()
         if head is None:
             return f"no attempt in {self.attempts.path} has a {FINISHED}"

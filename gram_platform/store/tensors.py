@@ -1,7 +1,7 @@
 """Writes and reads safetensors files, one tensor at a time, and hashes weights.
 
-Uses the safetensors library only to check headers. Files that the library writes ignore the umask,
-and its errors lack error numbers.
+Uses the safetensors library only to check headers. The library ignores the umask when it writes
+files, and its errors lack error numbers.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ BLOCK_SIZE = 2**19
 def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -> None:
     """Writes tensors as one safetensors file. Raises OSError if writing fails.
 
-    The bytes are the same as from `safetensors.torch.save_file`.
+    Writes the same bytes as `safetensors.torch.save_file`.
     """
     order = list(FILE_DTYPES)
     names = sorted(tensors, key=lambda name: (order.index(_plain(tensors[name].dtype)), name))
@@ -131,8 +131,9 @@ class TensorFile:
 def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Iterator[TensorFile]:
     """Context manager that opens a safetensors file.
 
-    The function `attempt` performs each access: `keep_trying`, or `once` outside a storage.
-    Raises ValueError if the file is incomplete, and OSError if it cannot be read.
+    `attempt(work, path)` calls `work` to access the file. It is `keep_trying` in a storage, which
+    retries, and `once` elsewhere. Raises ValueError if the file is incomplete, and OSError if it
+    cannot be read.
     """
     name = os.fspath(path)
     with attempt(lambda: open(name, "rb", buffering=0), name) as file:
@@ -209,7 +210,7 @@ def _stream_header(shapes: Shapes, dtype: torch.dtype) -> bytes:
 
 
 def _header(kinds: Iterable[tuple[str, Sequence[int], torch.dtype]], **entries: Any) -> bytes:
-    """Returns the first bytes of a file: the length of the JSON header, then the header.
+    """Returns the first bytes of a file, which are the JSON header's length and the header.
 
     The header has the keyword arguments as entries, then one entry for each tensor in `kinds`.
     """
@@ -231,7 +232,6 @@ def _write(path: str | os.PathLike, header: bytes, tensors: Iterable[torch.Tenso
         file.write(header)
         for tensor in tensors:
             file.write(_bytes(tensor))
-            # Frees the memory.
             del tensor
 
 
@@ -245,7 +245,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 @dataclass(frozen=True, eq=False)
 class DiskTensors(Mapping):
-    """Maps names to tensors in open files. Each access reads the tensor from disk.
+    """Maps names to tensors in open safetensors files. Each access reads the tensor from disk.
 
     `holders` maps a tensor's name to a (file, rows) pair for each file that has rows of the tensor.
     """

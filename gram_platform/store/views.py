@@ -98,7 +98,7 @@ def model_of(
 
 
 def view_model(store: Store, view: View) -> ModelConfig:
-    """Reads a model config with only the view's modules. Raises ValueError if one is missing."""
+    """Reads a view's model config with only its modules. Raises ValueError if one is missing."""
     return view.model(lambda run_id: store.origin(run_id).model_config())
 
 
@@ -132,8 +132,8 @@ def merge_rows(
     """Returns rows [first, stop) of a merged MLP or attention tensor.
 
     `name` is the merged tensor's name, such as `blocks.0.mlp.c_fc.weight`. `read` reads rows of the
-    routed model's tensors. All rows of output biases, LoRAs and merged qkv projections are read. Of
-    other tensors, only the needed rows are read.
+    routed model's tensors. Reads all rows of output biases, LoRAs and merged qkv projections, but
+    only the needed rows of other tensors.
     """
     if ".attn." in name:
         return _merge_heads(config, read, active, name, first, stop)

@@ -105,8 +105,8 @@ class Connection:
         """Context manager that yields an MlflowClient for calls that write.
 
         If the database was moved, first corrects the artifact paths in it. Raises
-        TrackingUnavailable if MLflow fails, or if an artifact path does not lead into a folder
-        named `mlartifacts`.
+        TrackingUnavailable if MLflow fails, or if an artifact path is not in an `mlartifacts`
+        folder.
         """
         with self.reaching() as client:
             if self.database is not None and not self._has_right_places:
@@ -152,7 +152,7 @@ class Connection:
                 self.client.set_experiment_tag(self.experiment_id, key, value)
 
     def describe(self) -> None:
-        """Adds links to saved views to the experiment's description, unless a user replaced it."""
+        """Adds links to saved views to the experiment's description. Keeps a user's own text."""
         tags = self.experiment_tags()
         if ABOUT in tags.get(content.NOTE, ABOUT):
             self.set_experiment_tags({content.NOTE: experiment_note(tags, self.experiment_id)})
@@ -169,7 +169,7 @@ class Connection:
     def write_artifacts(self, run_id: str, files: Mapping[str, bytes]) -> None:
         """Writes `files` ({path: UTF-8 content}) as a run's artifacts.
 
-        For an SQLite database, writes to the folder `mlartifacts` next to the database, even if the
+        For an SQLite database, writes to the `mlartifacts` folder next to the database, even if the
         database names another folder. Raises TrackingUnavailable for an unsafe run id or path, or
         if a file would replace a folder.
         """
@@ -266,7 +266,7 @@ def web_address(uri: str) -> str:
 
 
 def explain_opening(uri: str) -> str:
-    """Returns a server's address, or the command that shows a database. Hides passwords."""
+    """Returns an MLflow server's address, or a command that serves a database. Hides passwords."""
     if uri.startswith("http"):
         return web_address(uri)
     database = database_path(uri)
@@ -309,7 +309,7 @@ def default_tracking_uri(storage: str) -> str:
 
 
 def require_database(uri: str) -> None:
-    """Raises TrackingUnavailable for a missing database file, which MLflow would create."""
+    """Raises TrackingUnavailable if the database file is missing. MLflow would create one."""
     database = database_path(uri)
     if database is not None and not database.exists():
         raise TrackingUnavailable(f"MLflow at {uri} is not available: there is no {database}")

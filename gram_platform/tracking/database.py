@@ -2,7 +2,7 @@
 
 MLflow stores the absolute path of every run's artifacts in its database. If the database is copied,
 the paths in the copy lead to the original's artifacts. A person can also enter any path into the
-database. So this package reads and writes artifacts only in the folder `mlartifacts` next to the
+database. So this package reads and writes artifacts only in the `mlartifacts` folder next to the
 database. The stored paths, which MLflow's pages use, are corrected before anything is sent.
 """
 
@@ -70,7 +70,7 @@ def require_driver(field: str, uri: str) -> None:
 
 
 def require_regular(database: Path) -> None:
-    """Raises OSError if the database, or a journal of it, exists but is not a regular file."""
+    """Raises OSError if the database or one of its journals exists but is not a regular file."""
     for suffix in ("", *JOURNALS):
         path = database.with_name(database.name + suffix)
         if (kind := kind_of(path)) not in (A_FILE, ""):
@@ -84,8 +84,8 @@ def artifacts_location(database: Path) -> str:
 def correct_places(database: Path, experiment_id: str) -> None:
     """Corrects the paths of artifacts in a database that was moved or copied.
 
-    Several processes may call it at once. Raises ValueError, before anything is changed, for a path
-    that is not in a folder `mlartifacts`. Raises OSError if the database cannot be read or written.
+    Several processes may call it at once. If a path is not in an `mlartifacts` folder, changes
+    nothing and raises ValueError. Raises OSError if the database cannot be read or written.
     """
     here = artifacts_location(database)
     try:

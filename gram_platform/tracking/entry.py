@@ -142,7 +142,7 @@ def node_entry(node: RunDirectory | EvaluationDirectory) -> NodeEntry | None:
 
 
 def code_tags(code: object) -> dict[str, str]:
-    """Returns the tags for a node's code version, or {} if `code` is "" or not a string."""
+    """Returns the tags for the code version `code`. If `code` is "" or not a string, returns {}."""
     if not isinstance(code, str) or not code:
         return {}
     kind, _, name = code.partition(" ")
@@ -210,7 +210,7 @@ def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 
 
 def last_as_best(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Copies the metrics `loss/...` as `loss_at_best/...`, for results without best losses."""
+    """Returns `loss/...` as `loss_at_best/...`. Used if a result has no best losses."""
     return {
         BEST_LOSS + name.removeprefix(LOSS): loss
         for name, loss in metrics.items()
@@ -253,7 +253,7 @@ def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int)
 
 
 def result_metrics(entry: NodeEntry, records: Iterable[Mapping]) -> list[Metric]:
-    """Lists the result's metrics whose values differ from the last values of the curves.
+    """Returns the result's metrics whose values differ from the last values of the curves.
 
     Each metric gets the run's last step and end time.
     """
@@ -273,7 +273,7 @@ def result_metrics(entry: NodeEntry, records: Iterable[Mapping]) -> list[Metric]
 def start_ms(records: Sequence[Mapping], entry: NodeEntry, now_s: float) -> int:
     """Returns the first record's time in Unix milliseconds.
 
-    Without records, returns the node's end (or `now_s`) minus `elapsed_s`.
+    If there are no records, returns the node's end (or `now_s`) minus `elapsed_s`.
     """
     if records:
         return milliseconds(records[0]["time"])

@@ -1,13 +1,14 @@
 """Reads nodes and curves as data frames. MLflow and the storage give equal frames.
 
 `load_runs` and `load_store` return a row for each started run and each evaluation with a result,
-sorted by kind and id. Missing texts are "", missing numbers are NaN (float64). Columns:
+sorted by kind and id. Missing strings are "", and missing numbers are NaN (float64). Columns:
 
 - `kind, id`: "run" or "evaluation", and the run_id or eval_id.
-- `run_id, view_id`: the run and view that an evaluation measures; for a run, its own id and "".
+- `run_id, view_id`: ids of the run and view that an evaluation measures. A run has its own id and
+  "".
 - `status`: complete, failed, running or interrupted.
-- `method, size, seed, profile, retained, ...`: the tags of the study, as texts.
-- `measure`: "tokens", "samples" or "tasks"; "" for losses. Absent if no node has this tag.
+- `method, size, seed, profile, retained, ...`: the study's tags, as strings.
+- `measure`: "tokens", "samples", "tasks", or "" for losses. Absent if no node has this tag.
 - `num_steps`: training steps of a run.
 - `elapsed_s`: seconds that a complete run or evaluation took.
 - `num_tokens, parameters, compute_units, hardware_flops, tokens_per_second`: of complete runs.

@@ -204,7 +204,7 @@ def find_lacking(
 
 
 def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:
-    """Returns the node's `elapsed_s` and `tokens_per_second` if MLflow's values differ.
+    """Returns those of `elapsed_s` and `tokens_per_second` whose values in MLflow differ.
 
     The values can differ after storages were merged. A value that only MLflow has becomes NaN.
     """
@@ -223,7 +223,7 @@ def _step(tags: Mapping[str, str], key: str) -> int:
 
 
 def curve_tags(records: Iterable[Mapping], entry: NodeEntry) -> dict[str, str]:
-    """Returns a complete run's validation curves as tags, `<step>:<loss> <step>:<loss> ...`.
+    """Returns a complete run's validation curves as tags with values `<step>:<loss> <step>:...`.
 
     One request reads the tags of a thousand runs. Without the tags, each metric's history needs its
     own request, which takes 40 s for a study. A curve that is too long for a tag gets no tag.

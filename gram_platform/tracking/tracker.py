@@ -83,8 +83,8 @@ class Tracker:
     def sync(self, store: Store, ids: Iterable[str] | None = None) -> dict[str, int]:
         """Mirrors all nodes, or only the nodes with these ids. Returns {"sent": n, "unchanged": n}.
 
-        In an object store, finished nodes among `ids` are not read if MLflow already has their
-        results and tags.
+        In an object store, nodes in `ids` are not read if MLflow already has their results and
+        tags.
         """
         self.has_sent_all = False
         self._sender.incomplete.clear()
@@ -122,8 +122,7 @@ class Tracker:
     ) -> list:
         """Sends new and changed nodes. Adds the numbers of sent and unchanged nodes to `counts`.
 
-        If MLflow lacks the run of a node's parent, sends the node only if `are_orphans`. Returns
-        the nodes that were not sent for this reason.
+        If `are_orphans` is false, skips and returns the nodes whose parent has no MLflow run.
         """
         orphans = []
         with ThreadPoolExecutor(self.num_senders) as threads:

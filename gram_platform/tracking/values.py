@@ -1,4 +1,4 @@
-"""Makes texts fit MLflow's limits, and reads back values that users may have edited.
+"""Makes strings fit MLflow's limits, and reads back values that users may have edited.
 
 A value that this package cannot have written is treated as missing, and is written again.
 """
@@ -27,7 +27,7 @@ _ESCAPE = re.compile(r":([0-9a-f]+):")
 
 
 def text_for_people(text: str, most: int = LONGEST_TEXT) -> str:
-    """Masks secrets, escapes NUL and lone surrogates, and cuts the text to the length `most`."""
+    """Masks secrets, escapes NUL and lone surrogates, and cuts the text to `most` characters."""
     text = in_utf8(mask_secrets(text)).replace("\0", "\\x00")
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
@@ -38,20 +38,20 @@ def in_utf8(text: str) -> str:
 
 
 def milliseconds(seconds: float) -> int:
-    """Converts seconds to whole milliseconds, limited to what databases can store."""
+    """Converts seconds to whole milliseconds. Clips them to what databases can store."""
     return round(max(-LONGEST_S, min(seconds, LONGEST_S)) * 1000)
 
 
 def is_short_name(name: str) -> bool:
-    """Returns True if MLflow accepts the length of an escaped tag or metric name."""
+    """Returns True if MLflow accepts the length of a tag's or metric's escaped name."""
     return 0 < len(name) <= LONGEST_NAME
 
 
 def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """Converts a study's tags to MLflow's tags. `study_of` is the inverse.
 
-    If MLflow or its database would reject a tag, this tag is left out or shortened. In this case,
-    hidden tags store all tags as JSON.
+    Leaves out or shortens tags that MLflow or its database would reject. If there are any, hidden
+    tags store all tags as JSON.
     """
     escaped = {metric_name(name): value for name, value in tags.items()}
     readable = {
@@ -69,7 +69,7 @@ def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def unescape(key: str) -> str:
-    """Inverts `metric_name`. Does not change codes `:<hex>:` that stand for no character."""
+    """Inverts `metric_name`. Keeps codes `:<hex>:` that stand for no character."""
     return _ESCAPE.sub(_character, key)
 
 
@@ -102,7 +102,7 @@ def number_of(values: Mapping[str, str], key: str) -> int | None:
 def curve_points(text: str) -> list[tuple[int, float]] | None:
     """Parses `<step>:<loss> <step>:<loss> ...`.
 
-    Returns a list of (step, loss), or None for other text.
+    Returns a list of (step, loss). Returns None for other strings.
     """
     try:
         return [

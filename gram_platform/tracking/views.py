@@ -153,8 +153,8 @@ def study_views(
     """Returns tags with a study's three views, which show evaluations, charts and all nodes.
 
     `charts` lists the metrics of each chart. The first metric also names the chart. Evaluations are
-    sorted by the compute ratio of the class `forget`, or by the first chart's compute ratio if no
-    chart shows that class. If `charts` is empty, returns only the view of all nodes.
+    sorted by the compute ratio of the class `forget`. If no chart shows this class, they are sorted
+    by the first chart's compute ratio. If `charts` is empty, returns only the view of all nodes.
     """
     of_nodes, key = f"tags.`{STUDY}.{study}` != ''", f"gram.{study}."
     nodes = _view(f"{key}runs", f"{study}: runs", of_nodes, _NODE_COLUMNS)
