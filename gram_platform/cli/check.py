@@ -62,7 +62,7 @@ def _problems(check: Callable[[], object]) -> list[str]:
 def _checks(store: Store, unknown: list[str]) -> Iterator[Check]:
     """Yields all checks of a storage.
 
-    The checks add to `unknown` the ids of nodes whose results do not name their source weights.
+    If a node's result does not name its source weights, a check adds the node's id to `unknown`.
     """
     if store.is_local:
         for path, kind in special_entries(store.root):

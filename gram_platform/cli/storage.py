@@ -123,7 +123,7 @@ def _studies_of(store: Store) -> dict[str, list[str]]:
 
 
 def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple[str]:
-    """Returns (description, hours left, bytes of storage), or (error,) for an unreadable config."""
+    """Returns a run's needs (text, hours, bytes of storage), or (error,) for a broken config."""
     try:
         config = run.config_as(run_from_plain)
     except ValueError:
@@ -252,7 +252,7 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
 
 
 def _find_needed_view(node: RunDirectory | EvaluationDirectory) -> View | None:
-    """Returns the view that an unfinished node needs, or None if there is none.
+    """Returns the view that a node needs, or None if the node is done or needs no view.
 
     Raises ValueError if the config cannot be read.
     """

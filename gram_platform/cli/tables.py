@@ -1,4 +1,4 @@
-"""Prints rows in columns, and values as JSON."""
+"""Prints tables, and values as JSON."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from gram_platform.config.terminal import one_line, say
 
 
 def say_rows(rows: Iterable[Sequence[object]]) -> None:
-    """Prints rows of equal length in aligned columns. Wraps cells to fit a terminal."""
+    """Prints the rows of a table in aligned columns. Wraps cells to fit a terminal."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else ENDLESS
     say(align_columns([list(map(one_line, row)) for row in rows], width=width))
 

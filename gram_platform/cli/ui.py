@@ -124,7 +124,7 @@ def _answers(server: subprocess.Popen, address: str) -> bool:
 
 
 def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
-    """Returns (", NAME", URL of the charts) for the newest study with saved views.
+    """Finds the newest study with saved views; returns (", NAME", URL of its charts).
 
     If there is none, returns ("", URL of MLflow's list of runs).
     """

@@ -1,7 +1,7 @@
 """Decides how much work to submit to a Ray cluster at once, and which machines to use.
 
-A driver cordons a machine if a probe of its device fails, and gives it no more work. A later
-driver can use it again, for example after a repair.
+If a probe of a machine's device fails, a driver cordons the machine and gives it no more work. A
+later driver can use the machine again, for example after a repair.
 """
 
 import math
@@ -161,7 +161,7 @@ def most_gangs() -> int:
 
 
 def placement_strategy(resources: Resources, num_ranks: int) -> str:
-    """Returns STRICT_PACK if all GPUs of a run fit on one machine, otherwise PACK."""
+    """Returns STRICT_PACK for a run whose GPUs fit on one machine, and PACK for any other run."""
     if not resources.gpus_per_rank:
         return "PACK"
     of_machine = resources.gpus_per_machine
@@ -197,7 +197,7 @@ def count_slots(resources: Resources, total: Mapping[str, float]) -> int:
 
 
 def has_fixed_size() -> bool:
-    """Returns True unless an autoscaler has reported to Ray. Never blocks."""
+    """Returns True if no autoscaler has reported to Ray. Never blocks."""
     return machine_types() <= {f"node_{node['NodeID']}" for node in ray.nodes()}
 
 
@@ -208,7 +208,7 @@ def await_report() -> None:
 
 
 def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], store: Store) -> int:
-    """Returns the most ranks that any node without a result needs, or 0 if all have results."""
+    """Returns the most ranks that a node without a result needs, or 0 if all nodes have results."""
     widest = 0
     for node in nodes:
         ranks = placements[node.id].fewest.num_ranks
@@ -220,8 +220,8 @@ def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], s
 def require_capacity(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
     """Raises ValueError if the cluster can never hold `widest` ranks.
 
-    The message names the flag to change. On a cluster with an autoscaler, only passes the message
-    to the function `say`, because autoscalers rarely report the largest cluster they allow.
+    The message names the flag to change. If the cluster has an autoscaler, passes the message to
+    `say` and raises nothing, because autoscalers rarely report the largest cluster they allow.
     """
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     capacity = max(
@@ -291,7 +291,7 @@ class Cordon:
         return self._failures_in_a_row <= MAX_REPLACEMENTS
 
     def require_machines(self, num_ranks: int = 1) -> None:
-        """Raises ClusterLost, which names all failed probes, if `lacks_capacity(num_ranks)`."""
+        """Raises ClusterLost, with all failed probes, if `lacks_capacity(num_ranks)` is true."""
         if self.lacks_capacity(num_ranks):
             failures = "\n".join(f"  {report}" for report in self.reports.values())
             needs = f"capacity for {num_ranks} ranks on devices that work"
@@ -300,9 +300,9 @@ class Cordon:
             raise ClusterLost(text)
 
     def lacks_capacity(self, num_ranks: int) -> bool:
-        """Returns True if the machines that are not cordoned can never hold `num_ranks` ranks.
+        """Returns True if machines are cordoned and the others cannot hold `num_ranks` ranks.
 
-        Returns False if no machine is cordoned, because nodes then wait without a time limit.
+        Returns False if more machines may still start. Nodes then wait without a time limit.
         """
         if not self.reports:
             return False

@@ -79,7 +79,7 @@ def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
 
 
 def join(given: str, **options: object) -> None:
-    """Joins the cluster `given` (HOST:PORT or auto). Raises ValueError if `given` is unusable."""
+    """Joins the cluster at `given` (HOST:PORT or auto). Raises ValueError if that is unusable."""
     if given != "auto" and not HOST_PORT.fullmatch(given):
         expected = "HOST:PORT of a Ray with a part on this machine"
         others = "`ray job submit --address` takes the others"
@@ -105,8 +105,8 @@ def _join(address: str, given: str | None, **options: object) -> None:
 def start(**options: object) -> None:
     """Starts a local Ray cluster, which stops when this process exits.
 
-    `options` are passed to `ray.init`. Ray gets a new folder, and a random token unless the user
-    has set one. If Ray does not start, keeps the logs and raises ClusterLost.
+    `options` are passed to `ray.init`. Ray gets a new folder. If the user has set no token, Ray
+    gets a random one. If Ray does not start, keeps the logs and raises ClusterLost.
     """
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -223,7 +223,7 @@ def _give_up(seconds: float, failure: str) -> None:
 
 
 def _find_address() -> str:
-    """Returns the address of the cluster that `ray start` started on this machine, or "".
+    """Returns the address of the cluster that `ray start` started here, or "" if there is none.
 
     If this user cannot connect to the cluster, prints the reason and returns "".
     """
@@ -260,7 +260,7 @@ def _token(is_named: bool) -> str:
 
 
 def _folder() -> Path:
-    """Returns the folder to create Ray's folder in: $RAY_TMPDIR, else $TMPDIR, else /tmp.
+    """Chooses the folder in which to create Ray's folder: $RAY_TMPDIR, else $TMPDIR, else /tmp.
 
     It must be writable, and its path short enough for Ray's sockets. If $TMPDIR is unsuitable, uses
     /tmp. Raises ValueError if $RAY_TMPDIR or /tmp is unsuitable.

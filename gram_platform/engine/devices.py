@@ -46,7 +46,7 @@ PRODUCT_S = 120.0
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """The outcome of a matrix product on a device. `failure` is the error, or "" if it worked."""
+    """The outcome of a matrix product on a device. `failure` is its error, or "" after success."""
 
     # Ray's id of the machine, which changes whenever Ray starts there; "" without Ray.
     machine: str

@@ -130,7 +130,7 @@ def _losses(
 def _token_losses(
     evaluations: Sequence[TokenLosses], corpus: PackedCorpus, model: Transformer
 ) -> list[Measured]:
-    """Returns [(result, losses of every token [num_sequences, seq_len] by domain)].
+    """Measures every token's loss; returns [(result, losses [num_sequences, seq_len] by domain)].
 
     The result's `losses` maps each domain to its mean loss. If the evaluation has texts of its own,
     `text_losses` lists the losses of each text's tokens. The model reads every such text after an

@@ -26,13 +26,9 @@ LONGEST_INTERVAL_S = 1800.0
 
 @dataclass(frozen=True)
 class Division:
-    """How micro-batches are divided among ranks, and how a rank divides its share into passes.
-
-    Also contains the planner's estimate of a rank's memory.
-    """
+    """How a micro-batch is divided among ranks, and in how many passes a rank runs its share."""
 
     num_ranks: int = 1
-    # Passes in which a rank runs its share of a micro-batch.
     num_passes: int = 1
     # Micro-batches in one pass. It is 1 on CPUs, where results must repeat exactly.
     num_merged: int = 1
@@ -111,7 +107,7 @@ class Execution:
         return open_corpus(Store(self.storage), data_id, ahead)
 
     def corpus_of(self, run: RunConfig) -> PackedCorpus:
-        """Opens a run's data. In an object store, also starts to prefetch the run's rows."""
+        """Opens a run's data. In an object store, also starts to prefetch the run's sequences."""
         ahead: dict[str, int] = {}
         for budget in run.data.domains:
             for part in budget.pool:
@@ -121,7 +117,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources that Ray reserves for a rank or a run, and limits for a driver's requests."""
+    """What Ray reserves for a rank or a run, and the limits on what a driver requests from Ray."""
 
     cpus_per_rank: float = 1.0
     gpus_per_rank: float = 0.0
@@ -140,7 +136,7 @@ class Resources:
 
     @property
     def of_slot(self) -> dict[str, Any]:
-        """Ray's options for a process that executes single-rank nodes."""
+        """Ray's options for a slot, a process that executes single-rank nodes."""
         amounts = {"num_cpus": self.cpus_per_rank, "num_gpus": self.gpus_per_run}
         return amounts | {"label_selector": self.label_selector}
 
@@ -159,8 +155,8 @@ class Resources:
 def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]:
     """Returns Ray's `storage_path` and `storage_filesystem` for a folder of the storage.
 
-    If the storage is a URL, the file system is the storage's own, because one made by Ray would
-    look for credentials elsewhere. If the storage is a local folder, the file system is None.
+    If the storage is a URL, returns the file system of the storage, because Ray's file system would
+    look for credentials in other places. If the storage is a local folder, the file system is None.
     Raises ValueError if the folder or one of its parents is a link.
     """
     from pyarrow.fs import FSSpecHandler, PyFileSystem

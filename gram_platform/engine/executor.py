@@ -79,7 +79,7 @@ class Executor:
         return self
 
     def __exit__(self, *_) -> None:
-        """Stops idle processes."""
+        """Stops this executor's idle processes."""
 
     def events(self, source: Iterable[Sequence[Node]]) -> Iterator[Event]:
         """Executes the nodes in `source` that are not done, and yields events.
@@ -101,11 +101,11 @@ class Executor:
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Waits until a node ends, or for about a second."""
+        """Waits until a node ends, but only for about a second."""
         raise NotImplementedError
 
     def look_at_runs(self) -> bool:
-        """Updates `progress.heartbeats`, calls `self.look`; returns True if heartbeats are new."""
+        """Updates `progress.heartbeats`, and calls `look`. Returns True if heartbeats are new."""
         running = (i for i in self.progress.running if i in self._begun_runs)
         has_new = self._heartbeats.look(running)
         self.progress.heartbeats = self._heartbeats.latest
@@ -218,7 +218,7 @@ def execute_task(
     resources: Resources | None = None,
     stop_request: StopRequest | None = None,
 ) -> list[str]:
-    """Executes a node, or evaluations with equal `common_work`; returns the warnings as texts."""
+    """Executes a node, or evaluations with equal `common_work`; returns the warnings as strings."""
     configs, tags = [node.config for node in task], [node.names for node in task]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)

@@ -99,9 +99,9 @@ def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecip
 
 
 def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
-    """Reads (nodes, recipe by data_id) from a nodes file. Raises ValueError if it is invalid.
+    """Reads a nodes file; returns (nodes, recipe by data_id). Raises ValueError if it is invalid.
 
-    The recipe is replaced by None for a corpus that cannot be packed from its recipe alone.
+    If a corpus cannot be packed from its recipe alone, None replaces the recipe.
     """
     try:
         plain: NodesFile = read_json(path, NodesFile)
@@ -167,7 +167,7 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
 
 
 def unpack_archive(path: Path, store: Store) -> int:
-    """Writes an archive's files that the storage does not have yet; returns their number.
+    """Writes those files of an archive that the storage lacks; returns their number.
 
     Raises ValueError before writing anything if the archive contains what `write_archive` never
     writes, such as a link or a path outside the storage.
@@ -189,10 +189,10 @@ def unpack_archive(path: Path, store: Store) -> int:
 
 
 def _read_archive(path: Path) -> Iterator[tuple[tuple[str, ...], int, gzip.GzipFile]]:
-    """Yields (path components, size in bytes, stream positioned at the content) for each file.
+    """Yields each file of an archive as (path components, bytes, stream at the file's content).
 
-    Accepts only two kinds of headers, which `write_archive` writes: for files and for long file
-    names. `tarfile` would read headers of other kinds into memory, whatever their size.
+    Accepts only headers of files and of long file names, because `write_archive` writes no others.
+    `tarfile` would read headers of other kinds into memory, whatever their size.
     """
     target_kind("archive", path)
     num_files, long_name = 0, ""

@@ -134,7 +134,7 @@ def kind_of(error: BaseException | None) -> str:
 
 
 class NodeLifecycle:
-    """Reads how nodes ended. Stores the tags of ended nodes, and configs that are missing."""
+    """Reads from the storage how nodes ended. Adds tags and missing configs to ended nodes."""
 
     def __init__(self, store: Store, retry_diverged: bool = False):
         self._store, self._retry_diverged = store, retry_diverged
@@ -151,7 +151,7 @@ class NodeLifecycle:
         directory.add_tags(tags_to_add(directory.tags(), node.names))
 
     def divergence(self, node: Node) -> str:
-        """Returns why a run diverged, or "" if it did not or if `retry_diverged` is true."""
+        """Returns why a run diverged. If it did not, or if `retry_diverged` is true, returns ""."""
         if self._retry_diverged or not node.is_run:
             return ""
         failure = self._store.run(node.id).failure()
@@ -270,8 +270,8 @@ class WaitingNodes:
     ) -> None:
         """Retries a node after a delay, ahead of all other nodes in its queue.
 
-        `held` means that another driver is executing the node. With `alone`, the node no longer
-        shares a task with other evaluations.
+        `held` means that another driver is executing the node. `alone` means that the node no
+        longer shares a task with other evaluations.
         """
         self._held |= {node.id} if held else set()
         self._alone |= {node.id} if alone else set()
@@ -280,9 +280,9 @@ class WaitingNodes:
         heapq.heappush(self.delayed, (time.monotonic() + after_s, self._place[node.id], node))
 
     def look_again(self) -> list[Node]:
-        """Makes delayed nodes ready after their delay, unless another driver has ended them.
+        """Makes nodes ready to start after their delay.
 
-        Returns the nodes that another driver has ended.
+        If another driver has already ended a node, returns this node instead.
         """
         ended = []
         while self.delayed and self.delayed[0][0] <= time.monotonic():
@@ -366,7 +366,7 @@ def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
 def find_ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False) -> set[str]:
     """Returns the ids of nodes that are done.
 
-    Unless `retry_diverged` is true, also returns diverged runs and all nodes that need them.
+    If `retry_diverged` is false, also returns those of diverged runs and of nodes that need them.
     """
     nodes = list(nodes)
     stored, done = _read_finished(nodes, store)
@@ -386,6 +386,6 @@ def is_divergence(failure: Mapping | None) -> bool:
 
 
 def failure_message(error: BaseException) -> str:
-    """Returns an error's message, preceded by its class unless the message is meant for users."""
+    """Returns an error's message. If it is not meant for users, the error's class precedes it."""
     for_users = TrainingDiverged | OutOfMemory | ValueError | DeviceError | Unavailable
     return str(error) if isinstance(error, for_users) else f"{type(error).__name__}: {error}"

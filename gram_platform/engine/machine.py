@@ -108,7 +108,7 @@ class OwnFolder:
 def remove_at_end(folder: Path) -> None:
     """Waits until standard input closes, then kills Ray's last workers and removes the folder.
 
-    After the line KEEP on standard input, does neither.
+    If the input's first line is KEEP, does neither.
     """
     if sys.stdin.buffer.readline() == KEEP:
         return

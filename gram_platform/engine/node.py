@@ -169,8 +169,7 @@ def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
 def schedule_reader(run: RunConfig, corpus: PackedCorpus) -> ScheduleReader:
     """Opens a run's sequences.
 
-    If the text `responses_after` is set, the loss covers only responses: what follows this text in
-    a document.
+    If `responses_after` is set, the loss covers only what follows this text in a document.
     """
     domains = sorted({piece.domain for budget in run.data.domains for piece in budget.pool})
     text = run.objective.responses_after
@@ -284,7 +283,7 @@ class RunExecution:
         return resumed
 
     def _steps(self, first_step: int) -> Iterator[StepRecord]:
-        """Trains and yields steps. A step's metrics are in `records` before the step is yielded."""
+        """Trains step by step, and yields each step after adding its metrics to `records`."""
         self.summary.start(first_step)
         self._last_commit, self._commit_s = time.monotonic(), 0.0
         at_evaluations, at_probes = evaluation_steps(self.run), probe_steps(self.run)
@@ -330,13 +329,13 @@ class RunExecution:
             return validation_losses(self.learner, self.validation)
 
     def evaluate_progress(self) -> dict[str, float]:
-        """Measures `progress/loss/<domain>` on few sequences. Losses can be infinite or NaN."""
+        """Measures `progress/loss/<domain>` on a few sequences. Losses can be infinite or NaN."""
         with self._as_evaluation():
             losses = progress_losses(self.learner, self.validation, self.progress.num_sequences)
         return {PROGRESS + domain: loss for domain, loss in losses.items()}
 
     def probe(self) -> dict[str, float]:
-        """Measures gradient norms with all modules active, as `norm/probe/<domain>/<module>`."""
+        """Measures the gradient norms `norm/probe/<domain>/<module>` with all modules active."""
         metrics = {}
         with self._as_evaluation():
             for domain, rows in self.validation.items():

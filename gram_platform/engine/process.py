@@ -244,7 +244,7 @@ def stop_on_signal(
     """Context manager that turns the first received signal of `signals` into a stop request.
 
     A second signal calls the previous handler. Only the main thread can handle signals. Any other
-    thread only gets `stop_request` or, if that argument is None, the request of `note_sigterm`.
+    thread gets `stop_request` or, if that argument is None, the request that `note_sigterm` made.
     """
     if threading.current_thread() is not threading.main_thread():
         yield stop_request or _request_of_process or StopRequest()

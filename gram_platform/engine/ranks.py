@@ -215,7 +215,7 @@ class ShardedExecution(RunExecution):
         return None
 
     def _read_together(self, position: tuple[int, str]) -> Resumed:
-        """Reads this rank's rows of the checkpoint at `position`, a pair (step, attempt_id).
+        """Reads this rank's part of the checkpoint at `position`, a pair (step, attempt_id).
 
         If any rank fails, all ranks raise the same error: CorruptFile if every failed rank found a
         damaged or missing file, otherwise OSError.
@@ -300,10 +300,9 @@ class ShardedExecution(RunExecution):
 
 
 def _from_all_ranks(value, group: dist.ProcessGroup) -> list:
-    """Returns the values of all ranks, in rank order.
+    """Sends `value` to all ranks; returns the values of all ranks, in rank order.
 
-    Values are sent as JSON. Torch's `all_gather_object` uses pickle, which can execute received
-    code.
+    Sends JSON, because pickle, which torch's `all_gather_object` uses, can execute received code.
     """
     encoded = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]

@@ -123,8 +123,8 @@ class RayExecutor(Executor):
     def _fitting(self) -> list[Task]:
         """Chooses the tasks that fit on the cluster, now or after it gets more machines.
 
-        Raises ClusterLost if no task is running and the next task in the queue would fit only on
-        cordoned machines.
+        Raises ClusterLost if nothing else can run, and a multi-rank run would fit only on cordoned
+        machines.
         """
         free, chosen, too_wide = None, [], 0
         for ranks, tasks in self.waiting.tasks():
@@ -143,7 +143,7 @@ class RayExecutor(Executor):
         return chosen
 
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
-        """Starts a Ray task that executes a multi-rank run; returns a Ray reference to warnings.
+        """Starts a Ray task that executes a multi-rank run; returns a reference to its warnings.
 
         The task only waits for the ranks. It is placed on the driver's machine, which is not
         preempted.

@@ -65,7 +65,7 @@ def draining_machines() -> set[str]:
 
 
 def machine_types() -> set[str]:
-    """Returns the machine types that Ray's autoscaler has reported, named as in its config.
+    """Returns the machine types that Ray's autoscaler has reported, by their names in its config.
 
     Without an autoscaler, Ray may report `node_<id>` as each machine's type.
     """
@@ -84,7 +84,7 @@ def address_record() -> Path:
 
 
 def address_of(given: str | None) -> str:
-    """Returns the HOST:PORT that `ray.init(address=given)` uses, or raises ConnectionError."""
+    """Returns the HOST:PORT that `ray.init(address=given)` uses; raises ConnectionError if none."""
     return canonicalize_bootstrap_address(given)
 
 
@@ -169,7 +169,7 @@ def adapt(trainer: Any) -> Any:
 
 
 def error_of_trial(trial: Any) -> Exception:
-    """Loads the error that ended a trial's process from the file that Ray Tune wrote."""
+    """Loads the error that ended a trial's process, which Ray Tune stored in a file."""
     # Ray Tune writes every error as text, and pickles only the errors of tasks and actors.
     if not trial.pickled_error_file:
         last = Path(trial.error_file).read_text().rpartition("Failure # ")[2]

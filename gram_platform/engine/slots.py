@@ -108,7 +108,7 @@ class SlotPool:
 
     @property
     def may_come(self) -> bool:
-        """Returns True if slots that were requested before the last cordoning may still start.
+        """Returns True if slots requested before a machine was last cordoned may still start.
 
         Such slots may start for `LAST_STARTS_S`, even on the cordoned machine, because another GPU
         of this machine may work.

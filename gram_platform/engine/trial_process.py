@@ -83,7 +83,7 @@ def trial_class(
 
 
 def crash_report(error: BaseException) -> dict[str, Any]:
-    """Returns a crash report, after which another process may execute the trial."""
+    """Returns the report of a crash. Another process may then execute the trial."""
     kind = LACKS_MEMORY if kind_of(error) == LACKS_MEMORY else CRASHED
     return {KIND: kind, "message": failure_message(error)}
 

@@ -163,7 +163,7 @@ class Group:
 class OptunaSource:
     """Proposes trials from the Optuna studies of a search.
 
-    The next trial is from the study with the largest number of trials left minus trials started.
+    The next trial is from the study that still has the most trials to start.
 
     A search must have only one driver at a time. Trials that a dead driver left running are
     proposed again with the same parameters. A new driver replaces failed trials with new ones.
@@ -357,5 +357,5 @@ def reservation(placements: Collection[Placement], resources: Resources) -> dict
 
 
 def trial_ranks(placements: Iterable[Placement]) -> int:
-    """Returns the largest number of ranks of a trial's nodes, which run one after another."""
+    """Returns the most ranks that one node of a trial needs. The nodes run one after another."""
     return max((placement.fewest.num_ranks for placement in placements), default=1)
