@@ -29,7 +29,7 @@ EPOCH_TOLERANCE = 0.05
 
 
 def with_nodes(part: StudyPlan) -> StudyPlan:
-    """Returns the plan with its corpora, settings and nodes, before any corpus is packed.
+    """Adds corpora, settings and nodes to a plan. Needs no packed corpus.
 
     Raises ValueError if the corpus has too few labels, or if a search does not fit the study.
     """
@@ -59,7 +59,7 @@ def with_nodes(part: StudyPlan) -> StudyPlan:
 def _choose_variants(preset: Preset, recipe: CorpusRecipe) -> tuple[Variant, ...]:
     """Returns a variant with true labels and a variant with wrong labels.
 
-    Wrong labels come from the corpus, or from --recall and --precision. Without wrong labels,
+    Wrong labels come from the corpus, or from --recall and --precision. If neither gives any,
     returns the preset's variants.
     """
     true = Variant("1", restore_true_labels)
@@ -91,8 +91,8 @@ def recipes_of(
 ) -> dict[Variant, dict[str, CorpusRecipe]]:
     """Returns the corpus recipe of each variant and size.
 
-    `named` maps each size to its recipe with all auxiliary labels. Omits variants for which
-    the corpus has too few labels. Raises ValueError if no variant remains.
+    Omits variants for which the corpus has too few labels. `named` maps each size to its recipe
+    with all auxiliary labels. Raises ValueError if no variant remains.
     """
     recipe = next(iter(named.values()))
     has_core, recipes = choice.core_label or CORE in recipe.domain_of, {}
@@ -227,8 +227,8 @@ def _profiles(
 ) -> tuple[Profile, ...]:
     """Returns the profiles to compare. `retain` overrides the domains that the preset retains.
 
-    If there is only one auxiliary domain, returns only the core profile. A profile that retains
-    this domain would forget nothing.
+    If there is only one auxiliary domain, returns only the core profile, because a profile that
+    retains this domain would forget nothing.
     """
     for domain in retain:
         if domain not in auxiliary:

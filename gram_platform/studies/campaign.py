@@ -31,7 +31,7 @@ from gram_platform.studies.workplace import (
 def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
     """Runs the MaxEnt searches that the studies need, then the studies, then `searches`.
 
-    A dry run only describes this work. Returns the exit code. Raises ValueError for bad input
+    Returns the exit code. A dry run only describes this work. Raises ValueError for bad input
     before training starts.
     """
     needed = [search for part in plan.studies if (search := find_search(plan, part))]
@@ -98,7 +98,7 @@ def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
     """Runs the MaxEnt searches that the studies need.
 
     Returns (plan with the best trials' parameters, ids of the searches, exit code). Drops studies
-    whose search is incomplete. A dry run keeps them, with the preset's parameters.
+    whose search is incomplete, but a dry run keeps them with the preset's parameters.
     """
     ready, ids, code = [], set(), DONE
     for part in plan.studies:

@@ -145,9 +145,9 @@ class Preset(Setup):
         return max(self.num_eval_sequences, *(n for _, n in self.eval_sequences_of_size), 0)
 
     def seeds(self, size: str, number: int = 0, first: int = -1) -> range:
-        """Returns a size's seeds: `number` seeds from `first` on.
+        """Returns a size's seeds, which are `number` consecutive integers from `first` on.
 
-        For a `number` of 0 or a `first` of -1, uses the preset's value.
+        If `number` is 0 or `first` is -1, uses the preset's value.
         """
         begin = self.first_seed if first < 0 else first
         return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
@@ -301,7 +301,7 @@ def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def mask_place(place: str) -> str:
-    """Returns a place as public pages show it: a path's last part, or a URL without secrets."""
+    """Returns the last part of an absolute path, or a URL without secrets, for public pages."""
     return Path(place).name if place.startswith(os.sep) else mask_secrets(place)
 
 
@@ -325,7 +325,7 @@ def _apply_changes(preset: Preset, written: Written) -> Preset:
 
 
 def _sizes(preset: Preset, plain: Any) -> dict[str, Any]:
-    """Returns changed sizes. `base` names the size that a new size copies. False removes a size."""
+    """Changes a preset's sizes. A new size copies the size `base`. False removes a size."""
     if not isinstance(plain, Mapping):
         raise invalid(SIZES, plain, "a table of sizes")
     sizes: dict[str, Any] = dict(preset.sizes)
@@ -355,7 +355,7 @@ def _require_usable(preset: Preset) -> None:
 
 
 def seeds_text(of_size: Mapping[str, int]) -> str:
-    """Formats numbers of seeds. `3 (2B 1, 5B 1)` means 1 for 2B, 1 for 5B and 3 for other sizes."""
+    """Formats numbers of seeds. `3 (2B 1, 5B 1)` means 3 for each size except 2B and 5B."""
     counts = list(of_size.values())
     common = max(counts, key=counts.count)
     others = ", ".join(f"{size} {number}" for size, number in of_size.items() if number != common)

@@ -1,7 +1,7 @@
 """Declares and parses the flags of studies and searches.
 
-`--help` shows a box for each dataclass. One box has the command's own flags, and all commands have
-the other boxes. Only `make_plan.py` and searches read the flags' values.
+`--help` shows a box for each dataclass. All boxes but one are the same for every command. Only
+`make_plan.py` and searches read the flags' values.
 """
 
 import functools
@@ -31,7 +31,7 @@ def show_as(kind: Any, metavar: str) -> Any:
 
 
 def choice(*values: str) -> Any:
-    """Returns the type of a flag that accepts these values. `--help` hides the default ""."""
+    """Returns the type of a flag that accepts these values. `--help` hides its default, ""."""
     return show_as(Literal["", *values], f"{{{','.join(values)}}}")
 
 
@@ -302,7 +302,7 @@ class MemberFlags:
 class Flags:
     """The values of a command's flags. `own` has the flags that only this command has.
 
-    In lists, spaces or commas separate the values, but in `changes` only spaces.
+    Spaces or commas separate a flag's values. Only spaces separate those of `changes`.
     """
 
     own: Any = StudyFlags()
@@ -380,7 +380,7 @@ def _with_values(box: type, values: Mapping[str, Iterable[str]]) -> type:
 
 
 def _fold(paragraph: str) -> str:
-    """Wraps a paragraph to the terminal's width. Without an indent, tyro would join the lines."""
+    """Wraps a paragraph to the terminal's width. Indents further lines so that tyro keeps them."""
     width = shutil.get_terminal_size().columns - 1
     return textwrap.fill(paragraph, width, subsequent_indent="    ", break_on_hyphens=False)
 

@@ -91,7 +91,7 @@ class LiveView:
         self.bar = self.bars.add_task("", total=None, left="")
 
     def start(self, nodes: Sequence[Node], progress: Progress) -> None:
-        """Starts showing `progress`. The names of `nodes` must be those in the storage."""
+        """Starts showing `progress`. `nodes` must be named as in the storage."""
         self.nodes, self.progress = {node.id: node for node in nodes}, progress
         self._done_before = frozenset(progress.done)
         self.bars.start()
@@ -161,8 +161,8 @@ class LiveView:
     def _seconds(self) -> dict[str, float]:
         """Estimates the duration of each node that is neither failed nor blocked.
 
-        Uses the median duration of ended nodes of the same kind and size. If there are none, uses
-        the planner's estimate.
+        This is the median for ended nodes of the same kind and size. If there are none, it is the
+        planner's estimate.
         """
         typical = {kind: median(took) for kind, took in self._took.items()}
         unreachable = {*self.progress.failed, *self.progress.blocked}
@@ -238,7 +238,7 @@ def progress_gauges(study: str) -> Callable[[Mapping[str, int], Running], None]:
 
 
 def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | None) -> None:
-    """Prints `text`. On a terminal, prints the summary `brief(is_wide)` instead if there is one."""
+    """Prints the summary `brief(is_wide)` on a terminal if `brief` is given, otherwise `text`."""
     if brief is None or not console.is_terminal:
         console.print(Text(printable(text)), soft_wrap=True)
         return
@@ -368,7 +368,7 @@ def message_of(
 
 
 def post(url: str, message: Mapping[str, object]) -> str:
-    """Posts a message as JSON within TIMEOUT_S. Returns "", or the reason for the failure."""
+    """Posts a message as JSON within TIMEOUT_S. If this fails, returns the reason. Otherwise ""."""
     reasons = [f"no answer within {TIMEOUT_S:g} s"]
     # Redirects are not followed: they would send a GET without the message elsewhere.
     opener = request.OpenerDirector()

@@ -260,10 +260,10 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
 
 
 def _read_compile(device: DeviceFlags) -> bool | None:
-    """Returns True to compile all runs, False for none, None for GPU runs if this saves time.
+    """Returns True to compile all runs, False for none, None for those GPU runs that gain time.
 
-    Without flags, returns None. With --deterministic, returns False: torch.compile measures which
-    kernel is fastest, so kernels and the rounding of sums may differ between runs.
+    Without flags, returns None. With --deterministic, returns False: torch.compile times kernels,
+    and in another run may choose kernels that round sums differently.
     """
     if device.compile and device.no_compile:
         raise invalid("no_compile", True, "no value with --compile")
@@ -273,7 +273,7 @@ def _read_compile(device: DeviceFlags) -> bool | None:
 
 
 def _checkpoint_interval(given: str) -> tuple[float, float]:
-    """Returns (seconds between checkpoints, largest share of time spent on writing them).
+    """Returns (seconds between checkpoints, largest share of time that writing may take).
 
     A share of 0 means no limit.
     """
@@ -312,7 +312,7 @@ def corpus_place(corpus: str, preset: Preset) -> str:
 
 
 def read_hardware(text: str) -> tuple[int, str]:
-    """Parses --hardware, such as 8xH100, into (number, machine). Returns (0, "") for ""."""
+    """Parses --hardware, such as 8xH100, into (number, machine). "" gives (0, "")."""
     if not text:
         return 0, ""
     number, _, kind = text.lower().partition("x")
@@ -323,7 +323,7 @@ def read_hardware(text: str) -> tuple[int, str]:
 
 
 def read_ranks(texts: tuple[str, ...]) -> Ranks:
-    """Parses --num-workers. Default: the planner's choice of ranks on GPUs, one rank on CPUs."""
+    """Parses --num-workers. By default, the planner chooses on GPUs, and CPUs have one rank."""
     ends_of: dict[str, tuple[int, int]] = {}
     for text in split_list(texts):
         size, _, value = text.rpartition("=")
@@ -344,7 +344,7 @@ def read_ranks(texts: tuple[str, ...]) -> Ranks:
 
 
 def require_webhook(url: str) -> None:
-    """Raises ValueError unless `url` is empty or valid. The error hides the part after the host."""
+    """Raises ValueError if `url` is invalid. "" is valid. The error hides all after the host."""
     try:
         parts = urlsplit(url)
         is_address = (

@@ -76,11 +76,11 @@ class Observers:
         return [self.nodes]
 
     def limit_reached(self) -> str:
-        """Describes the limit that the machine hours have reached, or returns ""."""
+        """Describes the limit that the machine hours have reached. If there is none, returns ""."""
         raise NotImplementedError
 
     def run_trials(self, at: Workplace) -> None:
-        """Executes the trials of a search. A study has none."""
+        """Executes the trials of a search. Does nothing for a study."""
 
     def write_tables(self) -> int:
         """Writes, logs and prints all tables and reports. Returns the exit code."""
@@ -91,7 +91,7 @@ class Observers:
         self.mirror.finish(self.ids)
 
     def submissions(self, folder: Folder, file: str, node_hours: float) -> tuple[Mapping, ...]:
-        """Returns the submissions in `file`, plus this submission if it executes anything.
+        """Returns the submissions in `file`, and this one if it executes anything.
 
         `node_hours` is the machine hours of the nodes that this submission executed.
         """
@@ -128,7 +128,7 @@ class Observers:
         text: str,
         brief: Callable[[bool], Brief] | None,
     ) -> None:
-        """Writes a study's files, logs them to MLflow if reachable, and prints results and links.
+        """Writes a study's files, logs them if MLflow is reachable, and prints results and links.
 
         `text` and `brief` are as in `show_results`.
         """
@@ -194,7 +194,7 @@ class StudyObservers(Observers):
         return self.plan.budget.name_reached_limit(sum(self.hours.values()))
 
     def source(self) -> Iterator[Sequence[Node]]:
-        """Yields all nodes. With --through, yields size by size until a failure or limit."""
+        """Yields all nodes. With --through, yields one size at a time until a failure or limit."""
         if not self.plan.through:
             yield from super().source()
             return
@@ -229,7 +229,7 @@ class StudyObservers(Observers):
                 self.say(f"no table so far: {type(error).__name__}: {error}")
 
     def _write_so_far(self, record: StudyRecord) -> None:
-        """Writes an interim table and report from the storage, because MLflow may lag behind."""
+        """Writes an interim table and report. Reads the storage, since MLflow may lag behind."""
         measurement = MEASUREMENTS[record.measurement]
         results = measurement.read(record, self.store)
         if results is not None:

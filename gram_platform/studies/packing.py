@@ -44,7 +44,7 @@ def pack_corpora(plan: Plan, store: Store) -> None:
 
 
 def ray_workers(anywhere: bool = False, is_verbose: bool = False) -> Workers:
-    """Returns workers that pack a corpus. For more than one task, they join or start Ray."""
+    """Returns workers that pack a corpus. Workers for several tasks join or start Ray."""
     return part_workers(partial(connect, is_verbose), anywhere)
 
 
@@ -88,7 +88,7 @@ def runs_on(nodes: Iterable[Node], data_id: str) -> list[Node]:
 
 
 def shortages(part: StudyPlan) -> list[Shortage]:
-    """Lists domains and splits that may lack text. Those that certainly lack text come first."""
+    """Lists domains that may lack text in a split. Those that certainly lack text come first."""
     short: dict[tuple[str, str, bool], Shortage] = {}
     for size, recipe in ((s, recipe) for s, recipes in part.recipes.items() for recipe in recipes):
         wanted = {
@@ -132,7 +132,7 @@ def require_enough_data(part: StudyPlan, corpus: PackedCorpus) -> None:
 
 
 def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
-    """Raises ValueError if a `document_end` is neither -1 nor the tokenizer's end-of-text token."""
+    """Raises ValueError if a run's `document_end` is neither -1 nor the tokenizer's end of text."""
     named = {run.config.model.document_end for run in runs_on(nodes, corpus.data_id)} - {-1}
     end = end_of_text_id(load_tokenizer(corpus.tokenizer_path)) if named else -1
     for wrong in named - {end}:

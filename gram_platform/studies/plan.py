@@ -28,7 +28,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class Choice:
-    """Selects which runs of a preset to execute, and their corpus. Fields are named after flags."""
+    """Selects a corpus, and which runs of a preset to execute. Fields are named after flags."""
 
     sizes: tuple[str, ...]
     seeds: int
@@ -46,8 +46,8 @@ class Choice:
 class StudyPlan:
     """The plan of a study or a search on a corpus.
 
-    `entries` has the nodes of each method, and so repeats a node that several methods use. `nodes`
-    has each node once. A search plans the nodes that all trials need, and nodes of example trials.
+    `entries` has the nodes of each method, and repeats a node that several methods use. `nodes` has
+    each node once. A search plans the nodes that all trials need, and nodes of example trials.
     """
 
     study: Study
@@ -123,11 +123,11 @@ class StudyPlan:
         return store.study_dir(self.name)
 
     def share_left(self) -> float:
-        """Returns the share of incomplete trials in an Optuna search, and 1.0 in any other plan."""
+        """Returns an Optuna search's share of incomplete trials. For other plans, returns 1.0."""
         return 1.0
 
     def on(self, device: str) -> Self:
-        """Returns the plan for a device. On `cpu`, the plan predicts CPU hours."""
+        """Returns the plan for a device. For `cpu`, it predicts CPU hours."""
         if device != CPU:
             return self
         return replace(self, ranks=replace(self.ranks, machine=MACHINES[CPU]))
@@ -138,7 +138,7 @@ class StudyPlan:
 
     @cached_property
     def costs(self) -> tuple[dict, ...]:
-        """The rows of `method_costs` at each size. Variants with equal costs share a row."""
+        """Each size's rows of `method_costs`. Variants with equal costs share a row."""
         # All seeds cost the same.
         settings = {(setting.size.name, setting.variant): setting for setting in self.settings}
         variants_of = defaultdict(list)
@@ -202,14 +202,14 @@ class Plan:
         return unique(node for part in self.studies for node in part.entries)
 
     def on(self, device: str) -> "Plan":
-        """Returns the plan for a device. On `cpu`, the plan predicts CPU hours and their price."""
+        """Returns the plan for a device. For `cpu`, it predicts CPU hours and their price."""
         studies, budget = tuple(part.on(device) for part in self.studies), self.budget
         if device == CPU:
             budget = replace(budget, dollars_per_hour=MACHINES[CPU].dollars_per_hour)
         return replace(self, device=device, budget=budget, studies=studies)
 
     def works(self) -> Iterable[tuple[Ranks, StudyWork]]:
-        """Groups studies by their ranks. Yields (ranks, work of the group). Skips searches."""
+        """Groups studies by their ranks. Yields (ranks, the group's work). Skips searches."""
         parts = [part for part in self.studies if not part.has_trials]
         for ranks in dict.fromkeys(part.ranks for part in parts):
             nodes = unique(node for part in parts if part.ranks == ranks for node in part.entries)
@@ -260,7 +260,7 @@ def rung_text(
 ) -> str:
     """Compares a size's spent and predicted hours, and predicts the hours of the next size.
 
-    `of_size` maps this size's name, and then the next size's if there is one, to their nodes.
+    `of_size` maps the name of this size, and of the next if there is one, to the size's nodes.
     """
     (size, predicted), *following = (
         (name, plan_hours(nodes, machine)) for name, nodes in of_size.items()
@@ -323,7 +323,7 @@ def predict(work: Sequence[Left]) -> str:
 
 
 def sharing(studies: Sequence[StudyPlan]) -> str:
-    """Formats the number of different runs, and the runs and hours that studies save by sharing."""
+    """Formats the number of different runs, and how many runs and hours sharing them saves."""
     runs = [node for part in studies for node in part.nodes if node.is_run]
     machine, union = studies[0].machine, unique(runs)
     alone, together = (sum(estimate_hours(node, machine) for node in of) for of in (runs, union))

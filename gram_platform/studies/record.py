@@ -103,11 +103,11 @@ CALIBRATION_STUDY = "calibration"
 
 
 def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
-    """Returns errors of compute ratios, which `nearest_errors` chooses for the study's sizes.
+    """Returns the errors of compute ratios that apply to the study's sizes.
 
-    The candidates are packaged errors. If the storage has a calibration study on the same data, its
-    errors replace candidates of the same corpus, size, steps and class. Each dict has `size, class,
-    ratio, difference, num_shares, measured_on`.
+    `nearest_errors` chooses them from the packaged errors. If the storage has a calibration study
+    on the same data, its errors replace packaged errors of the same corpus, size, steps and class.
+    Each dict has `size, class, ratio, difference, num_shares, measured_on`.
     """
     corpus, errors = part.choice.corpus, []
     own = load_calibration(Store(part.choice.storage), corpus, part.data_id)
@@ -125,9 +125,9 @@ def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
 def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
     """Returns the errors that the storage's calibration study measured, with FILE_COLUMNS.
 
-    The frame is empty if that study used data other than `data_id`; "" accepts any data. Omits
-    sizes with unfinished nodes: the longest baselines are trained first and have the smallest
-    errors, so the errors of such a size would be too small.
+    If that study used data other than `data_id`, the frame is empty. "" accepts any data. Omits
+    sizes with unfinished nodes. Their errors would be too small, because the longest baselines are
+    trained first and have the smallest errors.
     """
     record = readable_record(store, CALIBRATION_STUDY)
     # Another study may have this name.
@@ -168,7 +168,7 @@ CHOSEN_TAGS, CHOSEN_PARAMS = ("method", "size", "seed"), ("preset", "data_id")
 def begin_record(store: Store, record: StudyRecord) -> None:
     """Writes a new submission's record.
 
-    Moves the page of an earlier submission to the history if that one had other runs or data.
+    If an earlier submission had other runs or data, its page moves to the history.
     """
     folder, kept = store.study_dir(record.name), store.history_dirs(record.name)
     history = folder.child(HISTORY)

@@ -58,15 +58,14 @@ class Workplace:
     # Places a node that a search proposes.
     place: Callable[[Node], Placement]
     placements: Mapping[str, Placement]
-    # Ids of nodes done before.
     done: frozenset[str]
 
 
 def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Workplace:
     """Places each missing node, and connects to Ray if needed.
 
-    Raises the errors of `require_capacity` and `note_device`, and PermissionError for a folder
-    without write permission.
+    Raises the errors of `require_capacity` and `note_device`. Raises PermissionError if a folder is
+    not writable.
     """
     ends = NodeLifecycle(store).ends(plan.nodes)
     done = frozenset(node_id for node_id, end in ends.items() if end == "")
@@ -128,10 +127,10 @@ def require_gpu(plan: Plan, store: Store) -> None:
 
 
 def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, int]:
-    """Returns (plan with a number of ranks for each size, number of slots).
+    """Returns (plan with a number of ranks for each size, number of GPUs or CPU slots).
 
-    A number of 0 slots means that there is no limit. A dry run does not start Ray. Raises the
-    errors of `Plan.with_ranks`.
+    The second number is 0 if it is unlimited, unknown or not needed. A dry run does not start Ray.
+    Raises the errors of `Plan.with_ranks`.
     """
     open_sizes = {size for part in plan.studies for size in part.open_sizes}
     ids = {node_id for left in find_left(plan, store) for node_id in left.ids}
@@ -148,7 +147,7 @@ def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, in
 def _slots_there(plan: Plan, is_dry: bool) -> int:
     """Returns how many ranks Ray or this machine can run at once, at most --max-gpus.
 
-    Returns --max-gpus (default: 0) if a GPU plan finds no GPUs, or a cluster's limit is unknown.
+    If a GPU plan finds no GPUs, or a cluster's limit is unknown, returns --max-gpus (default: 0).
     """
     if plan.in_process:
         return 1
@@ -172,7 +171,7 @@ def placement_of(
 ) -> Placement:
     """Returns the placement of a node on `device`, cpu or cuda.
 
-    An evaluation has one rank. Each process gets the fraction `gpu_share` of a GPU's memory.
+    An evaluation has one rank. On GPUs, each rank gets the share `gpu_share` of a GPU's memory.
     `compiled` is as in `Plan`. Raises the errors of `Ranks.of`.
     """
     config = node.config
@@ -199,7 +198,7 @@ def division_of(
 ) -> Division:
     """Divides a run on `num_ranks` ranks into passes that fit into memory.
 
-    The division has advice for the case that memory runs out.
+    The division includes the advice to print if memory runs out.
     """
 
     def gib(number: int, recomputes: bool) -> str:
@@ -244,10 +243,9 @@ DRIVER = "driver"
 
 
 def advice_on_place() -> str:
-    """Returns advice to start the driver on another machine, or "".
+    """Advises to start the driver on another machine if this one has no CPUs for Ray.
 
-    Gives advice if Ray has no CPUs on this machine, and the cluster can grow or has machines for
-    drivers.
+    Returns "" if Ray has CPUs here, or if the cluster cannot grow and has no machines for drivers.
     """
     here = ray.get_runtime_context().get_node_id()
     cpus = sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
@@ -265,7 +263,7 @@ def cordons_noted(
 ) -> Callable[[ProbeReport], None]:
     """Returns a function that prints and stores each machine that this submission avoids.
 
-    `gram status` and reports show stored machines. Earlier submissions' machines are removed first.
+    `gram status` and reports show these machines. Those of earlier submissions are removed first.
     """
     machines: list[dict] = []
 
@@ -293,7 +291,7 @@ Devices = dict[str, Literal["cpu", "cuda"]]
 
 
 def choose_device(plan: Plan, store: Store) -> str:
-    """Returns --device, otherwise the device on which a study began, otherwise an available one.
+    """Returns --device, or else the device on which a study began, or else an available one.
 
     May return "" if no work remains. Raises ValueError in these cases:
 
@@ -347,7 +345,7 @@ def find_left(plan: Plan, store: Store) -> list[Left]:
 
 
 def find_device(part: StudyPlan, store: Store, ended: Collection[str]) -> str:
-    """Returns the device on which a study began, otherwise an ended run's device, or ""."""
+    """Returns the device on which a study began, or else an ended run's device, or else ""."""
     if began := began_on(part, store):
         return began
     # Runs from a handover come without devices.json.
@@ -384,7 +382,7 @@ def _require_same(part: StudyPlan, store: Store, device: str) -> None:
 
 
 def note_device(plan: Plan, store: Store, device: str) -> None:
-    """Stores the device of the plan's studies. Raises ValueError if another one is stored."""
+    """Stores the device of the plan's studies. Raises ValueError if another device is stored."""
     for part in plan.studies:
         folder = part.folder(store)
         if began_on(part, store) != device:

@@ -27,10 +27,10 @@ BASES = {
 
 
 def rate(share: float) -> Variant:
-    """Returns a variant that trains baselines on this share of the text and steps.
+    """Returns a variant that trains baselines on the fraction `share` of the text and steps.
 
-    Its seeds differ from those of REFERENCE. Warm-up and decay keep their fractions of the steps,
-    and the points of the learning curve keep their spacing.
+    Its seeds differ from those of REFERENCE. Warm-up and decay take the same fractions of the
+    steps. The learning curve's points keep their spacing.
     """
 
     def change(setting: Setting) -> Setting:

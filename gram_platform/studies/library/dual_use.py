@@ -90,8 +90,8 @@ def compose(preset: Preset) -> Preset:
 def partly_labelled(widths: tuple[float, float]) -> Variant:
     """Returns a variant in which half of the sequences have no label.
 
-    `widths` has the widths of GRAM's core and of a module, as shares of the dense MLP's width. GRAM
-    runs also measure each module's gradients.
+    `widths` is (GRAM's core width, a module's width), as shares of the dense MLP's width. GRAM runs
+    also measure each module's gradients.
     """
     options = {"unlabelled_share": 0.5, "routed_widths": widths, "probes": True}
     return Variant("0.5", lambda setting: setting.with_options(**options))
@@ -116,7 +116,7 @@ DEMO_PARTIAL = {
 
 
 def core_alone(preset: Preset, widths: tuple[float, float] = PAPER_WIDTHS, **changes) -> Preset:
-    """Returns a preset that compares methods only on the profile core, with half of the labels.
+    """Returns a preset that trains with half of the labels and compares only the core profile.
 
     The baseline and filtering are also trained with all labels.
     """

@@ -8,10 +8,9 @@ from gram_platform.studies.library import scaling
 
 
 def sweep_labels(preset: Preset, size: str, *recalls: float, **changes) -> Preset:
-    """Returns the preset at one size, with a variant for each kind of labels.
+    """Returns the preset at one size, with variants for true and wrong labels.
 
-    Labels are true, or have precision 0.5, or have one of `recalls`. There are 5 seeds, unless
-    `changes` has `num_seeds`.
+    Wrong labels have precision 0.5, or one of `recalls`. By default, there are 5 seeds.
     """
     changes = {"num_seeds": 5, "seeds_of_size": (), "methods": (), "maxent_search": None} | changes
     variants = (mislabel(), mislabel(precision=0.5), *map(mislabel, recalls))

@@ -179,8 +179,8 @@ AS_RUN = as_run(PAPER)
 def at_size(preset: Preset, name: str, **changes) -> Preset:
     """Returns the preset at one size, as in the paper's studies of architecture and accumulation.
 
-    The profiles are core alone, and core with each single domain. The weight of auxiliary text,
-    p_af, is 1, and accumulation is heterogeneous.
+    One profile retains core alone. The others retain core and one domain. The weight of auxiliary
+    text, p_af, is 1, and accumulation is heterogeneous.
     """
     settings = {
         "sizes": {name: preset.sizes[name]},

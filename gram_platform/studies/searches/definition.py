@@ -55,9 +55,9 @@ class Search(Study):
 
 
 def optuna_place(uri: str, storage: str, is_written: bool = False) -> str:
-    """Returns the URL of Optuna's database: `uri`, or else a SQLite file in the local `storage`.
+    """Returns the URL of Optuna's database, by default a SQLite file in the local `storage`.
 
-    If `is_written`, raises PermissionError unless this process may write to the file.
+    If `is_written`, raises PermissionError if this process may not write to the file.
     """
     from gram_platform.config.crash_safe import require_rights
     from gram_platform.tracking.database import (
@@ -109,7 +109,7 @@ def make_search_plan(search: Search, flags: Flags) -> Plan:
 def search_plan_of(
     part: StudyPlan, given: Mapping[str, Any], optuna_uri: str, is_dry: bool
 ) -> SearchPlan:
-    """Adds corpora and settings to a search. `given` has the other fields of the kind's class."""
+    """Adds corpora and settings to a search. `given` has the other fields of the search's class."""
     from gram_platform.studies.searches.search_plan import SearchPlan
 
     recipes = resolve_corpora(part.preset, part.choice)

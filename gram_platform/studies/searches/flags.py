@@ -67,7 +67,7 @@ class GridFlags(TrialFlags):
 
 @dataclass(frozen=True)
 class Grids:
-    """A preset's grids: one for each size, or multipliers of every size's peak rate and batch."""
+    """A preset's grids, given for each size or as factors of every size's peak rate and batch."""
 
     # Rows or columns by which each side may grow.
     max_extensions: int
@@ -129,7 +129,7 @@ def _sort_numbers(field: str, texts: Sequence[str], allowed: str) -> tuple[float
 
 
 def why_not(ranks: Ranks, preset: Preset, size: Size, batch: int) -> str:
-    """Returns why a size cannot train with this batch, or "" if it can."""
+    """Returns why a size cannot train with this batch. If it can, returns ""."""
     micro_batch, wanted = micro_batch_at(size, batch), ranks.number_of(size.name)
     if wanted != AUTO and micro_batch % wanted:
         return (
@@ -143,10 +143,10 @@ def why_not(ranks: Ranks, preset: Preset, size: Size, batch: int) -> str:
 
 
 def micro_batch_at(size: Size, batch: int) -> int:
-    """Returns a micro-batch that divides `batch`: the size's own, or else a smaller one.
+    """Returns the size's micro-batch if it divides `batch`, otherwise a smaller one that does.
 
     Prefers the largest multiple of 8, which the 8 GPUs of a machine can share. For 200M, whose
-    micro-batch is 72, a batch of 264 gets 24 and not 66.
+    micro-batch is 72, a batch of 264 gets 24, not 66.
     """
     if batch % size.micro_batch == 0:
         return size.micro_batch
@@ -177,7 +177,7 @@ class Knob:
 
 
 def _with_ratio(setting: Setting, value: float) -> Setting:
-    """Sets p_ca. If `constant_branches`, also sets p_af to keep branches as long as at p_ca 1."""
+    """Sets p_ca. If `constant_branches`, sets p_af so that branches stay as long as at p_ca 1."""
     branching = replace(setting.options.branch_module, core_ratio=value)
     if setting.conventions.constant_branches:
         branching = replace(branching, aux_factor=2.0 / (1.0 + value))

@@ -62,7 +62,7 @@ figure, at its scale."""
 
 
 def seed_metrics(sweep: SweepAnalysis, point: Point) -> dict[str, float]:
-    """Returns a trial's compute ratios by class, without NaN values."""
+    """Maps classes to a trial's compute ratios. Omits NaN values."""
     rows = sweep.per_seed
     for name in ("knob", "value", "size", "seed"):
         rows = rows[rows[name] == (str(point[name]) if name == "seed" else point[name])]
@@ -133,7 +133,7 @@ class HyperparameterSweep:
     def points(self) -> tuple[list[tuple[str, Point]], list[str]]:
         """Returns (points with their names, an empty list of messages).
 
-        Points that reuse the run of an earlier point come last.
+        Points that use the same run as an earlier point come last.
         """
         seen, points, later = set(), [], []
         for point, (run, *_) in self.trials():
@@ -194,7 +194,7 @@ def _analyse(
     curves: pd.DataFrame,
     sizes: Sequence[str],
 ) -> SweepAnalysis | None:
-    """Returns None until there are learning curves, and evaluations of a baseline and a trial."""
+    """Returns None if there are no curves, or no evaluations of a baseline or of a trial."""
 
     def gather(
         trials: Sequence[Trial], frame_of: Callable[[list[Node]], pd.DataFrame]

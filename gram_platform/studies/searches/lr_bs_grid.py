@@ -119,7 +119,7 @@ def objective(final: Mapping[str, float]) -> dict[str, float]:
 def trial_rows(
     size: Size, nodes: Mapping[tuple[Cell, int], Node], frame: pd.DataFrame, store: Store
 ) -> pd.DataFrame:
-    """Returns a size's trials with TRIAL_COLUMNS. Incomplete trials have a NaN loss.
+    """Returns a size's trials with TRIAL_COLUMNS. The loss of an incomplete trial is NaN.
 
     `frame` has the stored runs.
     """
@@ -276,7 +276,7 @@ def _report(
 
 
 def trials_table(trials: pd.DataFrame, search: str = "") -> pd.DataFrame:
-    """Adds the columns `search` and `trial` (a number), and renames `run_id` to `runs`."""
+    """Adds the columns `search` and `trial` (the row's number), and renames `run_id` to `runs`."""
     renamed = trials.rename(columns={"run_id": RUNS})
     columns = ["size", "parameters", "seed", "lr", "batch", "loss", RUNS, "elapsed_s", "message"]
     numbered = renamed.assign(search=search, trial=range(len(trials)))

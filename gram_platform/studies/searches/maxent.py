@@ -62,7 +62,7 @@ def maxent_at(setting: Setting, point: Point) -> Unlearning:
 
 
 def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
-    """Returns the nodes of a point: an unlearning run and its evaluation.
+    """Returns an unlearning run with a point's parameters, and the evaluation of this run.
 
     A study with these parameters has the same nodes.
     """
@@ -296,7 +296,7 @@ def trials_table(histories: Histories) -> pd.DataFrame:
 
 
 def at_edge(space: Space, point: Mapping[str, float]) -> str:
-    """Lists parameters near an end of their range, such as `retain_weight low, peak_lr high`."""
+    """Lists parameters near a limit of their range, such as `retain_weight low, peak_lr high`."""
     ends = [(p.name, p.share_of(point[p.name])) for p in space.parameters if p.high > p.low]
     low = [f"{name} low" for name, share in ends if share < EDGE_SHARE]
     return ", ".join(low + [f"{name} high" for name, share in ends if share > 1.0 - EDGE_SHARE])

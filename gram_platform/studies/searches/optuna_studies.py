@@ -53,8 +53,8 @@ def num_complete(storage: optuna.storages.RDBStorage, name: str) -> int:
 def optuna_share_left(uri: str, is_dry: bool, names: Sequence[str], target: int) -> float:
     """Returns the share of trials that Optuna has not completed.
 
-    `target` is the number of trials per study. If the database file is missing, returns 1 and
-    does not create it. If `is_dry`, returns 1 for a database server and does not contact it.
+    If the database file is missing, returns 1 without creating it. If `is_dry`, returns 1 for a
+    database server without contacting it. `target` is the number of trials per study.
     """
     path = database_path(uri)
     if not (path.exists() if path else not is_dry):

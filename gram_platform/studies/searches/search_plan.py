@@ -85,7 +85,7 @@ class SearchPlan(StudyPlan):
 
     @cached_property
     def search_id(self) -> str:
-        """The search's id, which is equal for equal definitions and data."""
+        """The search's id. Searches with equal definitions and data have equal ids."""
         return short_hash({"version": SEARCH_VERSION, "search": self.name, **self.identity})
 
     @property
@@ -256,7 +256,7 @@ def view_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def attack_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row for each attack among `nodes`, with a NaN loss if it has no result."""
+    """Returns a row for each attack among `nodes`. The loss is NaN if the attack has no result."""
     complete = frame[frame["status"] == State.COMPLETE]
     return join_attacks(tags_frame(entries_of(nodes), "attack"), complete)
 
@@ -268,7 +268,7 @@ def curve_frame(nodes: Iterable[Node], curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def baseline_frames(store: Store, nodes: Sequence[Node]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Returns (evaluations, curves) of the stored baselines, as needed for compute ratios."""
+    """Returns (evaluations, learning curves) of the stored baselines, for compute ratios."""
     results = {n.id: store.evaluation(n.id).result() for n in nodes if not n.is_run}
     done = [node for node in nodes if results.get(node.id) is not None]
     curves = load_store_curves(store, [n.id for n in nodes if n.is_run])

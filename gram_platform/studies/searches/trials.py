@@ -64,7 +64,7 @@ class SearchObservers(Observers, TrialWatch):
         return rows
 
     def run_trials(self, at: Workplace) -> None:
-        """Executes missing trials up to the limit of hours or cost, if no prerequisite failed."""
+        """If no prerequisite failed, executes missing trials up to the limit of hours or cost."""
         if super().failures():
             return
         search, kind = self.search, self.search.kind
