@@ -84,7 +84,7 @@ class Shown:
 
     @property
     def submission_time(self) -> str:
-        """The start of the last submission that executed nodes, in ISO 8601, or "" without one."""
+        """The start (ISO 8601) of the last submission that executed nodes. "" if there is none."""
         return str(self.submissions[-1].get("started", "")) if self.submissions else ""
 
     @property
@@ -115,7 +115,7 @@ def index_page(store: Store) -> Page:
 
 
 def figures_of_paper(reports: Collection[str]) -> Section:
-    """Lists the paper's figures with their `gram` commands, and links to pages in `reports`."""
+    """Lists the paper's figures with their `gram` commands. Links to our pages in `reports`."""
     table = pd.read_json(Path(__file__).with_name(PAPER_FILE))
     links = "../studies/" + table["our page"] + f"/{REPORT_FILE}"
     table["our page_url"] = links.where(links.isin(reports))
@@ -124,7 +124,7 @@ def figures_of_paper(reports: Collection[str]) -> Section:
 
 
 def read_shown(store: Store) -> tuple[list[Shown], list[Shown]]:
-    """Reads the cards of all studies and searches. Warns about unreadable records."""
+    """Returns (cards of studies, cards of searches). Warns about unreadable records."""
     studies: list[Shown] = []
     searches: list[Shown] = []
     for name in store.list_studies():
@@ -161,7 +161,7 @@ class Mark(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A text in the picture. `anchor` is SVG's `text-anchor`."""
+    """A text in a card's picture. `anchor` is SVG's `text-anchor`."""
 
     x: float
     y: float
@@ -172,7 +172,8 @@ class Label(NamedTuple):
 def describe_ratios(study: Results) -> tuple[str, str]:
     """Returns (the report's answers, SVG picture of all methods' compute ratios).
 
-    Both are about the size, variant and profile of `headline_rows`. Both are "" without ratios.
+    Both are about the size, variant and profile of `headline_rows`. If there are no ratios, both
+    are "".
     """
     main = headline_rows(study)
     if main.empty:
@@ -214,7 +215,7 @@ def draw_trials(trials: pd.DataFrame, columns: TrialColumns) -> str:
 
     Shapes and colours show the values of the last column in `columns.groups`. The axes are the
     first two objectives. If there is only one objective, the first parameter is the horizontal
-    axis. Returns "" if an axis has no numbers.
+    axis. If an axis has no numbers, or no trial is complete, returns "".
     """
     varied, objectives = columns.parameters, columns.objectives
     names = objectives[:2] if len(objectives) > 1 else (*varied[:1], *objectives)

@@ -26,7 +26,7 @@ USUAL = f"""<p>Or, where it listens at its usual port:
 
 
 def link_page(address: str, command: str) -> bytes:
-    """Returns a page that redirects to `address`, or shows `command` if `address` is ""."""
+    """Returns a page that redirects to `address`. If this is "", the page shows `command`."""
     closed = (
         "<p>MLflow is closed. This command opens it; then follow the link"
         f" again:</p><pre>{escape(command)}</pre>"

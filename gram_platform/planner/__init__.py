@@ -145,7 +145,6 @@ class Needs:
     """One rank's passes and peak memory, and the whole run's FLOPs, hours and stored bytes."""
 
     passes: Passes
-    # See `checkpoint_bytes`.
     checkpoint: int
     # Bytes of the final weights.
     result: int
@@ -234,8 +233,8 @@ def fits(
 ) -> bool:
     """Returns True if a rank's peak memory is at most USABLE_MEMORY x the machine's memory.
 
-    A rank runs its share of a micro-batch in `num_passes` passes. 0 means any possible
-    number of passes.
+    A rank runs its share of a micro-batch in `num_passes` passes. If `num_passes` is 0, any
+    possible number of passes may fit.
     """
     possible = (num_passes,) if num_passes else reversed(possible_passes(run, num_ranks, machine))
     needed = (rank_memory(run, num_ranks, checkpointing, machine.device, n).total for n in possible)
@@ -308,7 +307,7 @@ class Budget:
     dollars_per_hour: float
 
     def name_reached_limit(self, hours: float) -> str:
-        """Describes the limit that `hours` has reached, or returns ""."""
+        """Describes the limit that `hours` has reached. If there is none, returns ""."""
         if self.max_hours and hours >= self.max_hours:
             return f"{hours:.2f} machine hours are used, max_hours is {self.max_hours:g}"
         if self.max_cost and hours * self.dollars_per_hour >= self.max_cost:

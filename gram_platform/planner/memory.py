@@ -28,7 +28,6 @@ from gram_platform.config.training import DISTILLATION, RESERVED_UNITS
 
 INDEX_BYTES = 8
 FLOAT_BYTES = 4
-# A norm keeps two numbers for each token.
 NORM_STATISTICS = 2 * FLOAT_BYTES
 
 # The number of float32 tensors of the logits' size at the peak of the backward pass. They are the
@@ -250,7 +249,7 @@ def _mlps(
 
 
 def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: int) -> int:
-    """Counts the peak bytes of the loss of a pass: logits, their gradient and float32 tensors.
+    """Counts a pass's peak bytes for the loss: logits, their gradient and float32 tensors.
 
     Objectives in FLOAT_LOGITS keep float32 tensors for all tokens. Cross-entropy keeps them for
     only some of the tokens at a time.
@@ -386,7 +385,6 @@ def _num_values(weights: Iterable[Weight]) -> int:
 def _most_trained(
     run: RunConfig, weights: Collection[Weight], routes: list[Route]
 ) -> frozenset[str]:
-    """Returns the parameter sets trained by the window with the most trained parameters."""
     num_routes = 1 if run.routing.accumulation == "uniform" else run.micro_batches_per_step
     sizes = _set_sizes(weights)
     chosen: frozenset[str] = frozenset()
@@ -406,7 +404,7 @@ def _set_sizes(weights: Iterable[Weight]) -> Counter[str]:
 def _num_gathered(
     weights: Iterable[Weight], routes: list[Route], num_ranks: int, keeps: bool
 ) -> int:
-    """Counts the most weight values that a rank has gathered at a time.
+    """Counts the weight values that a rank has gathered at the peak.
 
     A rank gathers the embedding or head, a block and the next block. If `keeps` is true, the
     embedding, head and all blocks stay gathered.

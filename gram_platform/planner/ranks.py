@@ -39,9 +39,9 @@ NONE_BEGUN: Mapping[str, int] = {}
 
 
 def fewest_ranks(run: RunConfig, machine: Machine, checkpointing: bool = False) -> int | None:
-    """Returns the smallest number of ranks on which a run fits into memory, or None.
+    """Returns the smallest number of ranks on which a run fits into memory.
 
-    Tries only divisors of the micro-batch.
+    Tries only divisors of the micro-batch size. If none fits, returns None.
     """
     return next((n for n in _divisors(run) if fits(run, n, machine, checkpointing)), None)
 
@@ -77,7 +77,7 @@ class Ranks:
     def of(self, run: RunConfig, size: str) -> int:
         """Returns a run's number of ranks, always a divisor of its micro-batch size.
 
-        Raises ValueError if it is AUTO and the run does not fit into memory on any number of ranks.
+        If the number is AUTO and the run fits into memory on no number of ranks, raises ValueError.
         """
         if number := dict(self.of_run).get(run.run_id):
             return number
@@ -277,9 +277,10 @@ class StudyWork:
     def forecast(
         self, num_slots: int, ranks: Ranks | None = None, done: Collection[str] = ()
     ) -> Forecast:
-        """Predicts how long a study still takes if no machine crashes. `done` nodes have ended.
+        """Predicts how long a study still takes if no machine crashes.
 
-        `num_slots` is as in `choose`. Raises ValueError if a node needs more slots than exist.
+        `done` contains the ids of nodes that have ended. `num_slots` is as in `choose`. Raises
+        ValueError if a node needs more slots than exist.
         """
         ranks = ranks or self.ranks
         # A slot is the share of a GPU that a run of one rank gets.
@@ -327,9 +328,7 @@ def predict_makespan(
         for needed in node.needs & widths.keys():
             dependants[needed].append(index)
 
-    # The indices in `order` of the nodes that can start.
     ready = [index for index, number in enumerate(num_needed) if number == 0]
-    # A heap of (hour of the end, index in `order`).
     running: list[tuple[float, int]] = []
     now, num_free = 0.0, num_slots
     while ready or running:

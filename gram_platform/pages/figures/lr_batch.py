@@ -1,4 +1,4 @@
-"""Draws losses over grids of learning rate and batch size, and scaling laws of optimal values."""
+"""Draws losses over grids of learning rate and batch size, and scaling laws of their optima."""
 
 import math
 
@@ -38,9 +38,9 @@ BEYOND = 4.0
 def surface_figure(
     cells: pd.DataFrame, optima: pd.DataFrame, surfaces: pd.DataFrame, size: str
 ) -> go.Figure:
-    """Draws one size's grid cells and loss minima on contours of the loss fitted to all seeds.
+    """Draws one size's grid cells and loss minima over contours of the loss fitted to all seeds.
 
-    The frames come from `lr_grid`. If cells have a `url`, a click opens it.
+    The frames come from `lr_grid`. If `cells` has a column `url`, a click on a cell opens its URL.
     - Star: the fit's minimum. Its bars span all points whose fitted loss is within 0.1% of it.
     - Ring: the best cell, if the fit has no minimum.
     - Small diamonds: the minima of single seeds' fits.

@@ -103,7 +103,10 @@ def _study_of(
 
 
 def runs_text(runs: str) -> list[str]:
-    """Returns [hover text with the first MAX_RUNS ids in `runs`], or [] if `runs` has no ids."""
+    """Returns [a line of hover text with the first MAX_RUNS ids in `runs`].
+
+    If `runs` has no ids, returns [].
+    """
     ids = str(runs).split()
     more = f" and {len(ids) - MAX_RUNS} more" if len(ids) > MAX_RUNS else ""
     return [f"runs {' '.join(ids[:MAX_RUNS])}{more}"] if ids else []

@@ -134,7 +134,7 @@ def class_table(rows: pd.DataFrame, value: str) -> pd.DataFrame:
 
 
 def class_means(*frames: pd.DataFrame) -> np.ndarray:
-    """Returns the mean compute ratios of all classes [N], to give their figures the same axis."""
+    """Returns the compute ratios of all classes [N], whose figures have the same axis."""
     return pd.concat(frames)[list(CLASS_TITLES)].to_numpy(float).ravel()
 
 
@@ -246,7 +246,7 @@ LINE_POINTS = 80
 
 
 def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -> go.Figure:
-    """Draws validation loss against step at one size: all points, and a fitted curve per domain.
+    """Draws validation loss against step at one size, with a fitted curve for each domain.
 
     `curves` has the columns `size, seed, step, domain, loss` and optionally `run_id`, for the hover
     text. `fits` has the columns of `fits_frame`. The legend has one entry per domain, and marks
@@ -328,7 +328,6 @@ def variant_figure(
     variants = numbers if len(numbers) > 1 else variants
     of_size = table[(table["size"] == size) & table[VARIANT].isin(variants)]
     is_baseline, is_profile = of_size["method"].isin(HIDDEN), of_size["profile"] == profile
-    # The baseline's rows that are not 1 by construction.
     differs = (of_size[["core", "retain"]] - 1.0).abs().max(axis="columns") > 1e-6
     baselines = of_size[is_baseline & (of_size["profile"] == ALL) & differs]
     of_profile = pd.concat([of_size[is_profile & ~is_baseline], baselines])

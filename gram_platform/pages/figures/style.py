@@ -174,7 +174,7 @@ def whiskers(
 
 
 def log_axis(update: Callable, ticks: Sequence[float], texts: Sequence[str] = ()) -> None:
-    """Makes an axis logarithmic with these ticks. `update` is `update_xaxes` or `update_yaxes`."""
+    """Makes an axis logarithmic, with `ticks`. `update` is `update_xaxes` or `update_yaxes`."""
     update(type="log", tickvals=ticks, ticktext=texts or list(map(_tick, ticks)))
 
 
@@ -186,7 +186,7 @@ def _tick(value: float) -> str:
 
 
 def with_table(figure: go.Figure, rows: pd.DataFrame, fractions: str | None = "%.6f") -> go.Figure:
-    """Attaches the plotted data, which the page links as CSV below the figure."""
+    """Attaches the plotted data to a figure. The page links to it as CSV below the figure."""
     return figure.update_layout(meta={"csv": quote(table_csv(rows, fractions))})
 
 
@@ -208,7 +208,7 @@ def _short(count: float) -> str:
 def add_band(
     figure: go.Figure, x, low, high, style: Style, opacity: float = 0.18, group: str = ""
 ) -> None:
-    """Fills the area between `low` and `high`. Area and line share a legend entry."""
+    """Fills the area between `low` and `high`. It shares the legend entry of its line."""
     figure.add_scatter(
         x=[*x, *x[::-1]],
         y=[*high, *low[::-1]],
@@ -225,7 +225,7 @@ def add_band(
 def add_line(
     figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, hover: dict | None = None
 ) -> None:
-    """Draws column `y` as a line and its intervals as a band. A single interval is a bar."""
+    """Draws column `y` as a line with a band of intervals. A single interval is an error bar."""
     low, high = rows[f"{y}_low"], rows[f"{y}_high"]
     is_sure = low.notna() & high.notna()
     has_band = is_sure.sum() > 1
@@ -247,7 +247,10 @@ def add_line(
 
 
 def add_points(figure: go.Figure, places: Iterable, points: Iterable[tuple], colour: str) -> None:
-    """Draws both seeds' values at places with two seeds, which are too few for an interval."""
+    """Draws single seeds' values as small circles, where two seeds are too few for an interval.
+
+    For each of `places`, `points` has the two values, or () if there are more or fewer seeds.
+    """
     pairs = [(at, value) for at, pair in zip(places, points, strict=True) for value in pair]
     if pairs:
         marker = {"symbol": "circle-open", "size": 5, "color": colour}
@@ -277,7 +280,7 @@ def add_paper_points(
 
 
 def level_line(figure: go.Figure, level: float, name: str) -> None:
-    """Adds a dotted horizontal line, named in the legend because a label would cover points."""
+    """Adds a dotted horizontal line. The legend names it, because a label would cover points."""
     line = {"color": GREY, "dash": "dot", "width": 1.5}
     figure.add_hline(y=level, line=line, name=name, showlegend=True, legendrank=2000)
     figure.update_layout(showlegend=True)
@@ -288,12 +291,12 @@ def reference_line(figure: go.Figure) -> None:
 
 
 def ratio_end(means: Iterable[float]) -> float:
-    """Returns the end of a compute ratio axis: 5% above the largest mean, at least RATIO_END."""
+    """Returns the end of a compute ratio axis: RATIO_END or, if larger, 1.05 x the largest mean."""
     return max(RATIO_END, 1.05 * float(np.nanmax([*means, 1.0])))
 
 
 def ratio_axis(figure: go.Figure, means: Iterable[float]) -> None:
-    """Sets the vertical axis from 0 to `ratio_end`, and clips intervals at both ends.
+    """Sets the vertical axis from 0 to `ratio_end`, and clips error bars to it.
 
     `means` are the mean compute ratios in all figures that share this axis.
     """
@@ -303,7 +306,10 @@ def ratio_axis(figure: go.Figure, means: Iterable[float]) -> None:
 
 
 def cut_intervals(figure: go.Figure, axis: str, span: Sequence[float]) -> None:
-    """Clips intervals to the range `span`. Arrows mark clipped ends, with true ends on hover."""
+    """Clips error bars to the range `span`.
+
+    Arrows mark where error bars and bands leave this range, and show their true ends on hover.
+    """
     other = "yx"["xy".index(axis)]
     for trace in figure.data:
         error, middle = trace[f"error_{axis}"], np.array(trace[axis], float)
@@ -332,7 +338,7 @@ def cut_intervals(figure: go.Figure, axis: str, span: Sequence[float]) -> None:
 
 
 def pad_range(values: Iterable[float]) -> list[float]:
-    """Returns [low, high] of the values, ignoring NaN, extended by 5% on either side."""
+    """Returns [smallest value, largest value], extended by 5% on either side. Ignores NaN."""
     numbers = np.array([*values])
     low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
     margin = 0.05 * max(high - low, 0.1)
@@ -340,9 +346,10 @@ def pad_range(values: Iterable[float]) -> list[float]:
 
 
 def log_ticks(low: float, high: float, steps: Sequence[float] = ()) -> list[float]:
-    """Returns all ticks from `low` to `high`, both positive. Ticks are `steps` times powers of 10.
+    """Returns the ticks of a logarithmic axis from `low` to `high`, which are positive.
 
-    The default steps are 1, 2 and 5, or denser ones if these give fewer than three ticks.
+    Ticks are `steps` times powers of 10. The default steps are 1, 2 and 5, or denser ones if these
+    give fewer than three ticks.
     """
     decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     for chosen in [steps] if steps else TICK_STEPS:
@@ -354,16 +361,17 @@ def log_ticks(low: float, high: float, steps: Sequence[float] = ()) -> list[floa
 
 
 def hover_runs(rows: pd.DataFrame) -> np.ndarray:
-    """Returns the hover text of each row: its run ids, or "" if `rows` lacks the column `runs`."""
+    """Returns each row's run ids as hover text. If there is no column `runs`, all texts are ""."""
     runs = rows.get("runs", pd.Series("", rows.index))
     return runs.fillna("").str.replace(", ", "<br>").to_numpy(object)
 
 
 def ratio_hover(rows: pd.DataFrame, prefix: str, head: str, named: Sequence = ()) -> dict:
-    """Returns a trace's hover text: `head`, then value, interval, number of seeds and run ids.
+    """Returns a trace's `customdata` and `hovertemplate`.
 
-    The intervals are in the columns `<prefix>low` and `<prefix>high`. `named` becomes the first
-    column of `customdata`, to which the template `head` can refer.
+    The hover text is `head`, then value, interval, number of seeds and run ids. The intervals are
+    in the columns `<prefix>low` and `<prefix>high`. `named` becomes the first column of
+    `customdata`, to which the template `head` can refer.
     """
     first = [named] if len(named) else []
     low, high, seeds, runs = (f"%{{customdata[{len(first) + i}]" for i in range(4))

@@ -1,4 +1,4 @@
-"""Answers a study's question in sentences, and reports missing values and the numbers' errors."""
+"""Answers a study's question in sentences. Reports missing values and errors of compute ratios."""
 
 import math
 import re
@@ -47,10 +47,10 @@ FIRST = ("gram", "filtering")
 
 
 def answer_study(study: Results) -> list[str]:
-    """Returns a text that names methods, size and profile, and an answer per class with claims.
+    """Returns a text that names methods, size and profile, and an answer for each class.
 
-    If the paper makes no claims about these numbers, the second text lists the first method's
-    compute ratios. Returns [] without ratios.
+    Classes without claims have no answer. If the paper makes no claims about these numbers, the
+    second text lists the first method's compute ratios. If there are no ratios, returns [].
     """
     main = headline_rows(study)
     if main.empty:
@@ -86,7 +86,6 @@ def _describe_place(study: Results, main: pd.DataFrame) -> str:
 
 
 def _claims_here(study: Results, main: pd.DataFrame) -> Iterator[tuple[Claim, Mapping]]:
-    """Yields (claim, row of `study.claims`) for claims about ratios in the headline rows `main`."""
     first, methods = main.iloc[0], set(main["method"])
     separations = (separation(method, first["size"]) for method in methods)
     claims = {claim.text: claim for claim in CLAIMS.get(study.record.compare_with, separations)}
@@ -126,10 +125,10 @@ def ratio_text(study: Results, row: Mapping[str, Any], name: str) -> str:
 
 
 def error_text(interval: Interval, unit: float) -> str:
-    """Formats "0.93 ± 0.05" for an interval, "0.93" for a mean without one, or "" for NaN.
+    """Formats a mean and its error: "0.93 ± 0.05", "0.93" without an interval, or "" for NaN.
 
-    The number after ± combines two errors in quadrature: the half-width, and the unit's error
-    `unit`.
+    The error is the root of the sum of two squares: the interval's half-width, and the error of the
+    unit (`unit`).
     """
     if math.isnan(interval.mean):
         return ""
@@ -171,7 +170,7 @@ OF_TEXT = re.compile(r" --(?:corpus|core-label|storage)[ =](?:'[^']*'|\S+)")
 
 
 def warning_sections(study: Results) -> list[Section]:
-    """Returns a list with one section that counts missing results and values.
+    """Returns [a section that counts missing results and values].
 
     If none is missing, returns [].
     """
@@ -193,14 +192,15 @@ def warning_sections(study: Results) -> list[Section]:
 
 
 def terminal_warning(study: Results) -> str:
-    """Returns warnings about poor fits and about the error of the unit, or "" if there are none."""
+    """Returns warnings about poor fits and the unit's error. If there are none, returns ""."""
     return " ".join(filter(None, (_poor_fits(study), unit_warning(study.record))))
 
 
 def limits_section(study: Results, main: pd.DataFrame) -> Section:
-    """Tabulates the errors of the numbers: of seeds, of the unit and of the fitted curves.
+    """Tabulates three errors of compute ratios: from seeds, from the unit and from fitted curves.
 
-    The error of seeds is the largest half-width of an interval in `main`.
+    The error from seeds is the largest half-width of an interval in `main`. The error of the unit
+    comes from `analysis.calibration`.
     """
     record = study.record
     halves = pd.Series([half for n in CLASSES for half in main[f"{n}_high"] - main[n]], dtype=float)
@@ -236,10 +236,10 @@ def unit_error(record: StudyRecord, size: str, name: str) -> UnitError:
 
 
 def unit_warning(record: StudyRecord) -> str:
-    """States the largest error of the unit (the compute ratio) at any size.
+    """States the largest error of the unit (the compute ratio) over all sizes.
 
-    For sizes with an unknown error, says how to measure it. Returns "" for numbers measured
-    elsewhere and for UNJUDGED_PRESET.
+    For sizes with an unknown error, says how to measure it. For numbers measured elsewhere and for
+    UNJUDGED_PRESET, returns "".
     """
     if record.preset in ("", UNJUDGED_PRESET):
         return ""

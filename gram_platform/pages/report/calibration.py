@@ -54,7 +54,7 @@ STYLES = {
 def read_calibration(
     record: StudyRecord, store: Store, frames: Frames | None = None
 ) -> Results | None:
-    """Adds calibration errors to the result of `read_results`. Returns None if there are none."""
+    """Adds calibration errors to the result of `read_results`. If there are none, returns None."""
     results = read_results(record, store, frames)
     if results is None:
         return None
@@ -116,8 +116,8 @@ def calibration_figure(errors: pd.DataFrame, size: str) -> go.Figure:
     """Draws the error of compute ratios against the true ratio, for the baselines of one size.
 
     The true ratio is the share of a full run's steps. Errors are means over seeds with
-    90% t-intervals. `errors` has ERROR_COLUMNS. Each (kind of error, domain) that is in both STYLES
-    and `errors` has a line.
+    90% t-intervals. `errors` has the columns ERROR_COLUMNS. Each (kind of error, domain) that is in
+    both STYLES and `errors` has a line.
     """
     of_size, figure, lines = by_class(errors[errors["size"] == size]), go.Figure(), []
     for (error_of, domain), style in STYLES.items():

@@ -68,7 +68,8 @@ def verdict_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[
     """Makes one section of verdicts and one of the differences behind them.
 
     A collapsed block above the verdicts shows `note` and how claims are judged. For
-    UNJUDGED_PRESET, a single section says why there are no verdicts. Returns [] without claims.
+    UNJUDGED_PRESET, a single section says why there are no verdicts. If there are no claims,
+    returns [].
     """
     if claims.empty:
         return []
@@ -128,7 +129,7 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
 
 
 def select_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
-    """Selects the columns in `order` that exist, without OPTIONAL_COLUMNS that are empty."""
+    """Selects the existing columns in `order`. Omits OPTIONAL_COLUMNS that are empty."""
     columns = claims.filter(list(order))
     is_empty = (columns.isna() | (columns == "")).all() & columns.columns.isin(OPTIONAL_COLUMNS)
     return columns.loc[:, ~is_empty]

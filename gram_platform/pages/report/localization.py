@@ -92,7 +92,7 @@ class TokenResults:
 def read_tokens(
     record: StudyRecord, store: Store, frames: Frames | None = None
 ) -> TokenResults | None:
-    """Analyses the stored token losses. Returns None if no baseline has any.
+    """Analyses the stored token losses. If no baseline has any, returns None.
 
     Token losses always come from the storage. The states of runs come from `frames`, or from the
     storage if `frames` is None.
@@ -200,10 +200,10 @@ def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
 
 
 def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
-    """Draws a mean over profiles and domains as a bar for each method and class.
+    """Draws the mean of `value` over profiles and domains as a bar for each method and class.
 
-    `value`, a key of TITLES, is the averaged quantity. Bars of retained domains are hatched. The
-    dotted line is the control, another seed's baseline.
+    `value` is a key of TITLES. Bars of retained domains are hatched. The dotted line is the
+    control, another seed's baseline.
     """
     means = table[(table["profile"] == MEAN) & (table["size"] == size) & table[value].notna()]
     figure = go.Figure()
@@ -287,8 +287,8 @@ def _shade_texts(
 ) -> tuple[ShadedText, ...]:
     """Returns texts whose tokens can be shaded by their loss increase over `baseline`.
 
-    The texts come from the evaluation's config. Without any, the starts of the domains' validation
-    data are used. Each method has two rows per text, for profiles core and core+domain. The
+    The texts come from the evaluation's config. If it has none, they are the starts of the domains'
+    validation data. Each method has two rows per text, for profiles core and core+domain. The
     colour scale comes from the loss increases of `filtering` under core.
     """
     config = store.evaluation(eval_id).config()

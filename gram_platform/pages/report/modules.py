@@ -52,7 +52,7 @@ Intervals are 90% t-intervals over seeds."""
 
 
 def absorption_sections(study: Results) -> list[Section]:
-    """Shows modules' shares of the gradient, with a figure per variant, method, size and domain.
+    """Shows modules' shares of the squared gradient, by variant, method, size and domain.
 
     Returns [] if no run measured gradient shares.
     """
@@ -114,7 +114,7 @@ def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figur
 
 
 def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
-    """Tabulates final gradient shares, with a row per batch domain and a column per module."""
+    """Tabulates final gradient shares: a row for batches of each domain, a column per module."""
     rows, own = [], "its own module"
     names = [name for name in (VARIANT, "method", "size") if name in final]
     texts = map(interval_text, final["share"], final["low"], final["high"])
@@ -129,7 +129,7 @@ def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
 
 
 def composing_sections(study: Results) -> list[Section]:
-    """Shows core and retain against the number of active modules.
+    """Shows compute ratios of core and retain against the number of active modules.
 
     A second section tabulates how far both drop from one active module to all. Returns [] if the
     study does not vary this number.

@@ -102,7 +102,10 @@ class Page:
         return page
 
     def html(self) -> str:
-        """Renders HTML. Browsers run only scripts with the page's nonce, a hash of its texts."""
+        """Renders the page. Browsers run only scripts that carry its nonce.
+
+        The nonce is a hash of the page's texts, so that no text can contain it.
+        """
         has_claims = self.claims is not None and self.claims["verdict"].any()
         counted = [verdicts_text(Counter(self.claims["verdict"]))] if has_claims else []
         sections = self.all_sections
@@ -135,16 +138,16 @@ def section_by_size(
 
 
 def sections_html(sections: Sequence[Section], source: str = "") -> Markup:
-    """Renders sections. Figures and tables link to the address `source`, unless it is ""."""
+    """Renders sections. If `source` is not "", figures and tables link to this address."""
     anchors = _anchors(section.title for section in sections)
     parts = zip(sections, anchors, strict=True)
     return render("sections.html", sections=parts, number=count().__next__, source=source)
 
 
 def terms_section(attacks: bool, intervals: str = "") -> Section:
-    """Explains the terms of a page. `attacks` adds the terms of attacks.
+    """Explains the terms of a page, including those of attacks if `attacks` is true.
 
-    terms.html lists the values of `intervals`.
+    `intervals` is "jackknife", "fixed" (curves), or "" to omit intervals.
     """
     markup = render("terms.html", attacks=attacks, intervals=intervals)
     return Section(HOW_TO_READ, markup=markup)
@@ -197,7 +200,7 @@ def _anchors(titles: Iterable[str]) -> list[str]:
 
 
 def anchor_of(title: str) -> str:
-    """Returns the HTML id of the first section with a title: `how-to-read` for "How to read"."""
+    """Returns the HTML id of the first section titled `title`, such as `how-to-read`."""
     return "-".join(re.findall(r"\w+", title.lower())) or "section"
 
 
@@ -211,10 +214,6 @@ def _figure_json(figure: go.Figure) -> Markup:
 
 
 def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
-    """Returns (header cells, rows of body cells).
-
-    A header cell is (CSS class, name). A body cell is (CSS class, text, address or "").
-    """
     table = label_methods(table)
     heads, cells = [], []
     for name in table.columns:

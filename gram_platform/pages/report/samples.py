@@ -36,7 +36,6 @@ SAMPLE_FIELDS = [
 class SampleResults:
     """The stored continuations of a samples study."""
 
-    # The columns are SAMPLE_FIELDS.
     samples: pd.DataFrame
     # The columns are `what, why`.
     missing: pd.DataFrame

@@ -310,9 +310,9 @@ def cost_sections(study: Results) -> list[Section]:
 
 
 def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:
-    """Makes a row for each method and size, then the paper's rows for the same methods.
+    """Tabulates costs: a row per method and size, then the paper's rows for the same methods.
 
-    If the paper has such rows, the column named `from` contains "ours" or "paper".
+    If the paper has such rows, the column `from` contains "ours" or "paper".
     """
     profiles = {cost["shown"] for cost in costs}
     of_shown = f"train FLOPs, {profiles.pop() if len(profiles) == 1 else 'one profile'}"

@@ -97,9 +97,9 @@ class External:
 
 
 def read_external(folder: str | Path) -> External:
-    """Reads the folder's files. Raises ValueError if a file is missing or invalid.
+    """Reads a folder of losses. Raises ValueError if a file is missing or invalid.
 
-    `replication.py` later compares the domains with those of the baselines.
+    `replication.py` later checks that the baselines have losses for all domains.
     """
     path = Path(os.path.realpath(local_path("folder", folder)))
     for name in (LOSSES_FILE, CURVES_FILE):

@@ -82,7 +82,6 @@ class StudyRecord(Description):
     entries: tuple[Entry, ...]
     # Size, method and `method_costs`, over the baseline's.
     costs: tuple[Mapping, ...] = ()
-    # In order. () without variants.
     variants: tuple[str, ...] = ()
     measurement: str = LOSSES
     # Compares each seed with its own baseline, not with those of all seeds.
@@ -180,7 +179,7 @@ class Results:
     """The analysed results of a study, which may be incomplete.
 
     `runs` has a row for each node that has begun: runs, then evaluations, then attacks. Its column
-    `elicited` is "" except for attacks.
+    `elicited` is an attack's domain, otherwise "".
     """
 
     record: StudyRecord
@@ -264,7 +263,7 @@ def write_or_log(
 def with_links(
     runs: pd.DataFrame, failures: Mapping[str, str], links: Mapping[str, str]
 ) -> pd.DataFrame:
-    """Adds the columns `run_id`, `run_id_url` (from `links`) and `error` (from `failures`)."""
+    """Adds columns to `runs`: `run_id`, `run_id_url` (from `links`), `error` (from `failures`)."""
     errors = [failures.get(node_id, "") for node_id in runs["id"]]
     return runs.assign(run_id_url=runs["id"].map(links), run_id=runs["id"], error=errors)
 

@@ -1,6 +1,6 @@
 """Applies the analysis of the platform's own studies to losses that were measured elsewhere.
 
-Other facts about a study come from studies.json or from its declaration in the package.
+All else about a study comes from studies.json or from its declaration in the package.
 """
 
 import json
@@ -182,10 +182,10 @@ class BaselineRules:
         return Baseline(source, losses, curves, curves_from)
 
     def unit(self, study: str, size: str) -> str:
-        """Returns the reference variant, whose baseline defines the compute ratios, or "".
+        """Returns the reference variant, whose baseline defines the compute ratios.
 
         Prefers the declared `unit`. If that variant has no baseline, searches for `unit` in the
-        names of the variants with baselines. Returns a match only if it is the only one.
+        names of the variants with baselines. If one name matches, returns it. Otherwise returns "".
         """
         unit, options = self.declared[study].unit, self._variants(self.losses, study, size)
         similar = [option for option in options if unit and unit in option]
@@ -257,7 +257,7 @@ class ExternalStudy:
 
 
 def prepare(external: External) -> list[ExternalStudy]:
-    """Prepares all studies of a folder. Raises ValueError for bad baselines, domains or fields."""
+    """Prepares a folder's studies. Raises ValueError for invalid baselines, domains or fields."""
     declared = declarations(external)
     baselines = BaselineRules(external, declared)
     return [_prepare(name, external, declared[name], baselines) for name in declared]

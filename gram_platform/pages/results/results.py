@@ -98,8 +98,8 @@ def lost_rows(
 ) -> list[str]:
     """Returns a line for each complete node (in `done`) whose files are lost or damaged.
 
-    The line says which folder to remove before submitting again. Otherwise, the node does not run
-    again. A learning curve is not lost if MLflow still has it.
+    The line says which folder to remove before submitting again. While the folder exists, the node
+    does not run again. A learning curve is not lost if MLflow still has it.
     """
     entries = {e["id"]: e for e in record.entries if e["id"] in done}
     readable = entries.keys() if results is None else set(results.runs["id"])
@@ -222,7 +222,7 @@ def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief
 def with_values(
     frame: pd.DataFrame, names: Iterable[str], text: Callable[..., str]
 ) -> dict[str, list[str]]:
-    """Returns {name: cell texts} for the columns that have values. `text` formats a cell."""
+    """Returns {name: cells} for the columns `names` that have values. `text` formats a cell."""
     return {n: interval_texts(frame, n, text) for n in names if frame[n].notna().any()}
 
 
@@ -239,7 +239,7 @@ def join_tags(
 
 
 def join_attacks(tags: pd.DataFrame, complete: pd.DataFrame) -> pd.DataFrame:
-    """Returns the attacks in the form that `analyse` needs, with loss NaN if there is no result."""
+    """Returns the attacks as `analyse` needs them. If an attack has no result, its loss is NaN."""
     rows = _with_best_loss(join_tags(tags, complete, "left"))
     return rows.rename(columns={"best_loss": "loss"}).assign(run_id=rows["id"])
 

@@ -37,7 +37,6 @@ from gram_platform.tracking.views import (
 )
 
 TRIALS_FILE = "trials.csv"
-# The fields of search.json that are parameters in MLflow.
 MLFLOW_PARAMS = ("search_id", "preset", "data_id")
 
 
