@@ -94,7 +94,6 @@ STORIES = {
     "stories-100M": StoriesCorpus(700_000, 7_000, 1_280, 0.9),
     "stories-smoke": StoriesCorpus(2_000, 200, 96, 0.3),
 }
-# The same stories with instructions to finetune on.
 STORIES |= {
     "stories-instructed": replace(STORIES["stories"], num_instructions=4_000),
     "stories-instructed-smoke": replace(STORIES["stories-smoke"], num_instructions=600),

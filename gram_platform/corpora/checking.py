@@ -34,7 +34,7 @@ class CheckResult:
 
 
 def check(corpus: str | Path) -> list[CheckResult]:
-    """Reads one record from each source of a corpus.
+    """Reads one record from each source of a corpus, such as a dataset or file.
 
     `CheckResult.ok` is False for an unreadable source, and for all sources if all are empty.
     """

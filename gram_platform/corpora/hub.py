@@ -61,11 +61,11 @@ MOST_SHARDS = 64
 def fetch(
     source: HubSource, folder: Path, progress: Progress, workers: Workers = in_turn
 ) -> tuple[tuple[Unit, ...], dict[str, int]]:
-    """Downloads the missing parts of every row. Each worker fetches one shard (file) of a row.
+    """Downloads the missing parts of every row (`HubRow`). Each worker fetches one shard (file).
 
-    A row is an entry of the recipe, such as a dataset. Returns (units, counts). The units are each
-    row's first parts, as many as the row's value in `source.num_bytes` requires. `counts` maps the
-    names of rows to the numbers of records that were skipped because they lack a field.
+    Returns (units, counts). The units are each row's first parts, as many as are needed for the
+    row's value in `source.num_bytes`. `counts` maps each row's name to the number of its records
+    that were skipped because they lack a field.
 
     Raises ValueError before the download if the Hub denies access to a row. Also raises ValueError
     if all of a row's first `FIRST_RECORDS` records lack the same field, or if a record has a label
@@ -120,7 +120,7 @@ def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
 
 
 def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) -> list[int]:
-    """Returns each row's number of shards. Raises one error that combines the errors of all rows.
+    """Returns each row's number of shards. If rows have errors, raises one that combines them.
 
     If any error is a ValueError, combines only the ValueErrors.
     """
@@ -154,7 +154,7 @@ def row_id(row: HubRow) -> str:
 
 
 def first_record(row: HubRow) -> Document:
-    """Returns the first record that passes the filters of a recipe's row, such as a dataset.
+    """Returns the first record of a dataset that passes the filters in its `HubRow`.
 
     Raises ValueError if no record passes, or if one of the first `FIRST_RECORDS` has a label that
     the row does not list.
@@ -172,7 +172,7 @@ def first_record(row: HubRow) -> Document:
 
 
 def read_labels(row: HubRow) -> tuple[str, ...]:
-    """Returns the labels of the first `FIRST_RECORDS` records of a recipe's row.
+    """Returns the labels that the first `FIRST_RECORDS` records of a dataset have.
 
     Raises ValueError if none of these records has a label.
     """

@@ -32,7 +32,7 @@ Answer = TypeVar("Answer")
 
 
 def require_readable(row: HubRow, all_files: bool = False) -> None:
-    """Asks the Hub, or the servers of a row's files, whether the text can be read.
+    """Asks the Hub, or the servers of a row's files, whether the row can be read.
 
     By default, only the first file's server is asked. With `all_files`, every file is checked.
     Raises ValueError if access is denied, if the request cannot be sent, or if `all_files` is set
@@ -62,7 +62,6 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
 
 
 def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields the requests (URL, headers) that test whether a row can be read."""
     import datasets
     from huggingface_hub import get_token
 
@@ -87,7 +86,7 @@ def _urls(row: HubRow) -> list[str]:
 
 
 def row_error(row: HubRow, error: Exception) -> Exception:
-    """Turns a `datasets` library error into Unavailable if a retry may help, else ValueError."""
+    """Turns a `datasets` error into Unavailable if a retry may help, otherwise into ValueError."""
     lines = str(error).strip().splitlines()
     reason = ": ".join([type(error).__name__, *(line[:200].rstrip(".") for line in lines[:1])])
     text = f"{_cannot_be_read(row)}: {reason}"
@@ -116,7 +115,7 @@ def _advice(row: HubRow) -> str:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Returns True if a retry may succeed, because a server is unreachable or overloaded."""
+    """Returns True if the error shows that a server is unreachable or overloaded."""
     if (status := _status(error)) is not None:
         return _passes(status)
     return bool(BROKEN & _kinds(error)) and not FINAL & _kinds(error)

@@ -76,7 +76,7 @@ def provide_installed_text(
     bytes_of_label: Mapping[str, int] = BYTES_OF_LABEL,
     progress: Progress = silent,
 ) -> Path:
-    """Returns the path of the corpus's .jsonl file in `cache_dir`. Writes the file if missing.
+    """Returns the path of the corpus's .jsonl file in `cache_dir`. Writes it if it is missing.
 
     The file name is a hash of the packages' file paths, sizes and modification times. Raises
     ValueError if a label has too little text, or if the cache is not writable.
@@ -115,7 +115,7 @@ def first_units() -> list[Unit]:
 
 
 def list_installed_files(folders: tuple[Path, ...]) -> list[InstalledFile]:
-    """Lists all files that have a label, sorted by the hashes of their paths."""
+    """Lists the packages' files that have a label, sorted by the hashes of their paths."""
     files = [file for folder in folders for file in _files_below(folder)]
     return sorted(
         files, key=lambda file: (hashlib.sha256(os.fsencode(file.relative)).digest(), file.path)

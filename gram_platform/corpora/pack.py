@@ -179,7 +179,7 @@ def _sum_unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, d
 
 
 def _splitter(recipe: CorpusRecipe, parts: Sequence[Part], files: PartFiles) -> Splitter:
-    """Creates the splitter.
+    """Creates the corpus's `Splitter`.
 
     If all domains have the same validation share, reads only the parts with held-out text.
     """
@@ -236,8 +236,8 @@ def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: 
 
     A text is a document, or a passage for the kind `bpe-passages`. A text is in the sample if its
     key is below a limit. The key of a document or its first passage is the document's key for the
-    split, rotated by 32 bits to make the sample independent of the split. Each later passage adds
-    GOLDEN to the key, so that about the same share of every long document is sampled.
+    split, rotated by 32 bits to make the sample independent of the split. The key of each
+    later passage is larger by GOLDEN, so that long documents are sampled in equal shares.
     """
     trained, texts = recipe.tokenizer, []
     sampled = {domain.name: domain.num_bytes for domain in recipe.sample_domains}

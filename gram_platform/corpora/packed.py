@@ -64,7 +64,7 @@ class SplitSizes(TypedDict):
 
 
 class Blocks(TypedDict):
-    """The size of a block in bytes, and the SHA-256 of each block of a permuted corpus's files."""
+    """The block size in bytes of a permuted corpus's training files, and each block's SHA-256."""
 
     num_bytes: int
     files: dict[str, list[str]]
@@ -108,7 +108,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def cache_folder() -> Path:
-    """Returns the path in `$GRAM_CACHE`, by default `~/.cache/gram`."""
+    """Returns the cache folder: `$GRAM_CACHE` if it is set, otherwise `~/.cache/gram`."""
     return local_path("GRAM_CACHE", os.environ.get("GRAM_CACHE", "~/.cache/gram"))
 
 
@@ -126,13 +126,13 @@ def bytes_of_files(manifest: Mapping, splits: Sequence[str] = SPLITS) -> dict[st
 
 
 def corpus_fingerprint(files: dict[str, str]) -> str:
-    """Hashes the paths and SHA-256 digests of all files to 16 hexadecimal digits."""
+    """Hashes the files' paths and SHA-256 digests to 16 hexadecimal digits."""
     listing = json.dumps(sorted(files.items()), separators=(",", ":"))
     return hashlib.sha256(listing.encode()).hexdigest()[:16]
 
 
 class TokenRows(Protocol):
-    """Token ids [num_sequences, seq_len + 1], in an array or fetched on access."""
+    """Token ids [num_sequences, seq_len + 1], in an array or fetched when they are indexed."""
 
     def __len__(self) -> int: ...
 
@@ -155,7 +155,7 @@ class PackedCorpus:
     def open(
         cls, path: Path | str, fetched: Mapping[str, TokenRows] | None = None
     ) -> "PackedCorpus":
-        """Opens a folder and checks its files. Each machine checks the same contents only once.
+        """Opens a folder and checks file sizes. Each machine hashes unchanged files only once.
 
         Raises CorruptCorpus if the manifest is unreadable, or if a file is missing or does not
         match the manifest. Raises ValueError for a symbolic link.

@@ -31,7 +31,6 @@ from gram_platform.corpora.tokenizer import Speller, configure, end_of_text_id, 
 
 STORIES_PER_PART = 1 << 13
 BATCH_CHARS = 1 << 20
-# Files of a part besides its tokens.
 KEYS, COUNTS = "keys.bin", "counts.json"
 
 Task, Result = TypeVar("Task"), TypeVar("Result")
@@ -42,7 +41,7 @@ Workers = Callable[[Callable[[Task], Result], Sequence[Task]], Iterator[tuple[in
 def in_turn(
     function: Callable[[Task], Result], tasks: Sequence[Task]
 ) -> Iterator[tuple[int, Result]]:
-    """Runs tasks in order and yields each (index, result).
+    """Calls `function` on each task in order. Yields each (index, result).
 
     Other functions of the type `Workers` may yield the results in any order.
     """
@@ -107,7 +106,8 @@ class PartFiles:
 def _write_whole(write: Callable[[Task, Path], None], task: tuple[Task, Path]) -> None:
     """Writes a part to a temporary folder and renames it, unless the part is already finished.
 
-    Does not flush .bin files, because this is slow. Checksums reveal damage from a power failure.
+    Does not flush .bin files to disk, because this is slow. If the power fails, their checksums
+    reveal the damage.
     """
     part, target = task
     if target.exists():
@@ -132,7 +132,7 @@ def write_tokens(
 ) -> None:
     """Tokenises a part. Writes one token file per domain and split.
 
-    Also writes counts, and each document's key, tagged with domain and split (`tag_keys`).
+    Also writes the counts, and each document's key with its domain and split (`tag_keys`).
     """
     tokenizer, dtype = _tokenizer(tokenizer_json), token_dtype(recipe.vocab_size)
     end = end_of_text_id(tokenizer)

@@ -58,7 +58,7 @@ BUILDERS = ("json", "parquet", "text")
 class HubRow:
     """A dataset on the Hugging Face Hub.
 
-    Either all records have the label `label`, or the field `label_field` holds each record's label,
+    Either all records have the label `label`, or each record's field `label_field` is its label,
     one of `labels`. `keep` and `drop` are (field, regular expression) pairs. A record is read if it
     matches all pairs of `keep` and no pair of `drop`. The field name "a.b" means the field "b" of
     the field "a", unless the record has a field "a.b". If a field is a list, its items are joined
@@ -135,7 +135,7 @@ class HubSource:
 
     @property
     def available_bytes(self) -> tuple[int, ...]:
-        """The `num_bytes` of each row, or the row's estimated size if this is known and smaller."""
+        """Each row's `num_bytes`, or its estimated size in bytes if known and smaller."""
         available = [round(row.available_tokens * row.bytes_per_token) for row in self.rows]
         return tuple(min(n, most or n) for n, most in zip(self.num_bytes, available, strict=True))
 

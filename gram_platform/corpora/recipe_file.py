@@ -52,7 +52,7 @@ def read_description(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorp
 
 
 def recipe_text(corpus: str) -> str:
-    """Returns a user's recipe or URL as JSON without secrets, or "" for other corpora."""
+    """Returns a user's recipe or URL as JSON without secrets. Returns "" for other corpora."""
     is_ours = corpus in catalog.STORIES or corpus in catalog.HUB
     description = None if is_ours else read_description(corpus)
     return canonical_json(without_secrets(to_plain(description))) if description else ""

@@ -86,12 +86,15 @@ class Unit:
 
     @property
     def pieces(self) -> "tuple[Unit, ...]":
-        """The pieces in order if a scan has divided the unit, otherwise the unit itself."""
+        """The unit's pieces in order if a scan has divided it, otherwise the unit itself."""
         return self.cut or (self,)
 
 
 def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
-    """Adds a record to a hash, independent of the file format. Returns the text's size in bytes."""
+    """Adds a record's label and text to a hash. Returns the text's size in bytes.
+
+    The hash does not depend on the file format.
+    """
     label_bytes, text_bytes = label.encode(), text.encode()
     digest.update(b"%d,%d:" % (len(label_bytes), len(text_bytes)))
     digest.update(label_bytes)
@@ -100,7 +103,7 @@ def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
 
 
 def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[str, str]]:
-    """Yields (domain or part, text) of each document in the units.
+    """Yields (name of the `DomainRecipe`, text) of each document in the units.
 
     Raises ValueError for a bad record, a label without a domain, or a unit that has changed since
     its scan.
@@ -297,7 +300,7 @@ def _find_columns(path: Path, schema) -> list[str]:
 
 
 def _make_record(where: str, text: object, label: object, true_label: object = None) -> Document:
-    """Makes a record. If `true_label` is given and not `label`, joins the two with `LABELLED`."""
+    """Makes a record. If another `true_label` is given, joins it to `label` by `LABELLED`."""
     seen = _text_of(where, "label", label)
     if true_label not in (None, label):
         seen = _text_of(where, TRUE_LABEL, true_label) + LABELLED + seen

@@ -1,4 +1,4 @@
-"""Turns a user's corpus and core labels into a recipe."""
+"""Turns a user's corpus and packing settings into a recipe."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -163,7 +163,7 @@ def describe_corpus(name: str) -> str:
 
 
 def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, str], float]:
-    """Returns {(domain, dataset): training tokens} of a named Hub corpus, or {} for other corpora.
+    """Returns a Hub corpus's training tokens by (domain, dataset). Returns {} for other corpora.
 
     `aux_share * core_tokens` tokens are divided equally among the auxiliary domains.
     """
@@ -203,7 +203,7 @@ def existing_path(corpus: str | Path) -> Path:
 def core_labels(
     given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Returns core's labels: the argument `given`, or `default` if `given` is empty.
+    """Returns core's labels. These are `given`, or `default` if `given` is empty.
 
     If both are empty, returns all labels except the first `DEFAULT_NUM_AUX` in alphabetical order.
     Raises ValueError for an unknown label, or if all labels are core's.
@@ -281,7 +281,7 @@ def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
 
 
 def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
-    """Chooses each row's number of bytes. Assumes that the labels of a row are equally common."""
+    """Chooses how many bytes to fetch of each row. Assumes equally common labels in a row."""
     core_tokens = packing.core_tokens or corpus.core_tokens
     aux_share = packing.aux_share or corpus.aux_share
     rows = replace(corpus, core_tokens=core_tokens, aux_share=aux_share).rows
@@ -342,7 +342,7 @@ def _of_files(
 ) -> tuple[FilesSource, tuple[DomainRecipe, ...], Counts]:
     """Returns (source, domains, counts by label) of local text.
 
-    Text of domain DOMAIN that has a label of domain OTHER goes into the part `DOMAIN:OTHER`.
+    Text of domain DOMAIN that is labelled as domain OTHER goes into the part `DOMAIN:OTHER`.
     """
     counts: Counts = {}
     for label, (documents, num_bytes) in chain.from_iterable(u.labels.items() for u in units):

@@ -48,7 +48,7 @@ def silent(activity: str, done: int, total: int | None) -> None:
 
 
 def find_units(corpus: Path) -> tuple[Unit, ...]:
-    """Finds the units of a folder (with subfolders), a data file, or a .json of globs by label.
+    """Finds the units of a folder (with subfolders), a data file, or a .json file of `Globs`.
 
     Warns if it skips folders, or if it reads files of `train` and of other splits as one corpus.
     Raises ValueError if it finds no file.
@@ -271,7 +271,7 @@ def find_files(
     is_wanted: Callable[[str], bool] = lambda name: True,
     skipped: set[str] | None = None,
 ) -> tuple[Path, ...]:
-    """Returns the files below `root` that match a pattern, sorted by path.
+    """Returns the files below `root` that match one of `patterns`, sorted by path.
 
     Leaves out files whose name does not pass `is_wanted`, and hidden files and folders. `**`
     matches any number of folders. If `skipped` is given, folders named `_*` are left out too, and

@@ -46,9 +46,9 @@ def fold(text: str) -> bytes:
 
 
 def thresholds(recipe: CorpusRecipe) -> dict[str, int]:
-    """Returns the threshold of each domain.
+    """Returns each domain's threshold.
 
-    A document is in the validation split if its key is below the threshold of its domain.
+    A document is in the validation split if its key is below its domain's threshold.
     """
     return {domain: int(recipe.validation_share(domain) * KEY_RANGE) for domain in recipe.pools}
 
@@ -96,7 +96,7 @@ class Splitter:
         return text_key(text, self.seed)
 
     def are_validation(self, domains: Sequence[str], keys: np.ndarray) -> np.ndarray:
-        """Returns a bool for each of `keys` (uint64): whether its document is validation text."""
+        """Returns True for each key (uint64) whose document is in the validation split."""
         limits = np.array([self.thresholds[domain] for domain in domains], np.uint64)
         if not len(self.validation_keys):
             return keys < limits
@@ -125,15 +125,16 @@ def join_candidates(parts: Sequence[Candidates]) -> Candidates:
 def tag_keys(
     keys: np.ndarray, domain_indices: Sequence[int], are_validation: np.ndarray
 ) -> np.ndarray:
-    """Stores domain and split in the lowest bits of keys (uint64)."""
+    """Stores each document's domain and split in the lowest bits of its key (uint64)."""
     tags = 2 * np.asarray(domain_indices, np.uint64) + are_validation.astype(np.uint64)
     return keys & ~TAG_MASK | tags
 
 
 def count_duplicates(path: Path) -> dict[str, int]:
-    """Returns the numbers named in `COUNTS` for a file of tagged keys. Deletes the file.
+    """Counts documents and duplicates in a file of tagged keys. Deletes the file.
 
-    A document counts as repeated if an earlier document has the same text.
+    The result has the names in `COUNTS`. A document counts as repeated if an earlier document has
+    the same text.
     """
     counts = dict.fromkeys(COUNTS, 0)
     if path.stat().st_size:

@@ -283,7 +283,7 @@ def _customs(source: StoriesSource, topic: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _topic_sentences(source: StoriesSource, topic: str) -> tuple:
-    """Returns (openings, people's sentences, customs, weights of people, weights of customs).
+    """Returns (openings, sentences of each person, customs, people's weights, customs' weights).
 
     The weights are cumulative.
     """

@@ -191,7 +191,7 @@ def interruptible(
 def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     """Returns the text of each token.
 
-    A character that several tokens encode is part of the last token's text.
+    If several tokens encode one character, it is in the text of the last of them.
     """
     whole, pieces, start = decode(tokenizer, tokens), [], 0
     for num_tokens in range(1, len(tokens) + 1):
@@ -205,7 +205,7 @@ def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
 
 
 def decode(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """Decodes tokens, and replaces end-of-text tokens by `END_SIGN`."""
+    """Decodes tokens to text, and replaces `KNOWN_ENDS` in it by `END_SIGN`."""
     text = tokenizer.decode(list(tokens), skip_special_tokens=False)
     for name in KNOWN_ENDS:
         text = text.replace(name, END_SIGN)
@@ -219,7 +219,7 @@ def _special(tokenizer: Tokenizer) -> set[str]:
 def _of_template(tokenizer: Tokenizer) -> str:
     """Returns the token that the post-processor appends to a text.
 
-    Returns "" unless this is the only token that the post-processor adds.
+    If it adds no token or others, returns "".
     """
     processor = tokenizer.post_processor
     match json.loads(processor.__getstate__()) if processor else {}:
@@ -300,7 +300,7 @@ def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
 def text_tokens(tokenizer_path: Path, texts: Texts, most: int) -> list[tuple[str, list[int]]]:
     """Returns the domain and token ids of each text. The ids start with an end-of-text token.
 
-    Raises ValueError for a text with more tokens than `most`.
+    Raises ValueError for a text with more than `most` tokens.
     """
     tokenizer, encoded = load_tokenizer(tokenizer_path), []
     for domain, text in texts:
@@ -316,7 +316,6 @@ PAGE_CHARS = 4096
 MOST_TOKENS_PER_BYTE = 8
 # Limits in bytes of memory and seconds of CPU. A test normally takes milliseconds.
 MAX_PAGE_BYTES, MAX_PAGE_S = 1 << 31, 20
-# What `Speller` counts.
 LOST = ("unknown_tokens", "lost_characters", "tokens", "characters")
 # A cuneiform sign, which few tokenizers know.
 RARE_LETTER = "\U00012000"
@@ -364,7 +363,7 @@ class Speller:
         self._replaced = [] if np.isin(ids, self._unknown).any() else ids
 
     def lost(self, text: str, ids: list[int]) -> tuple[int, int, int, int]:
-        """Counts a text's unknown tokens, lost characters, tokens and characters, in this order."""
+        """Returns a text's numbers of unknown tokens, lost characters, tokens and characters."""
         is_unknown, total = np.isin(ids, self._unknown), len("".join(text.split()))
         # Checked first, because the library computes offsets slowly.
         if not is_unknown.any() and self._tokenizer.decode(ids) == text:
@@ -380,7 +379,7 @@ class Speller:
         return int(is_unknown.sum()), lost, len(ids), total
 
     def _find_lost(self, sign: str) -> bool:
-        """Returns True if the character becomes a placeholder, or if a byte of it has no token."""
+        """Returns True if a character becomes a placeholder or one of its bytes has no token."""
         if self._is_byte_level:
             ((signs, _),) = BY_BYTE.pre_tokenize_str(sign)
             if any(self._tokenizer.token_to_id(byte) is None for byte in signs):

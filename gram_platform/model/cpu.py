@@ -22,7 +22,7 @@ BOUND = 1e-4
 
 @functools.cache
 def has_fast_code() -> bool:
-    """Returns True if the torch operator exists, is allowed, and agrees with plain torch."""
+    """Returns True if the torch operator exists, is not turned off, and agrees with plain torch."""
     operator = getattr(torch.ops.aten, OPERATOR, None)
     if os.environ.get(VARIABLE) == PLAIN or operator is None:
         return False

@@ -311,9 +311,9 @@ class _CausalAttention(torch.autograd.Function):
 
 
 def _with_subtracted(x_BHTh: Tensor, scale: float, subtracted_BHT: Tensor) -> Tensor:
-    """Returns x * scale with two more columns, whose sum is minus `subtracted_BHT`.
+    """Returns x * scale with two more columns. These add up to -`subtracted_BHT`.
 
-    The first new column is this sum rounded to x's dtype. The second is the remainder.
+    The first new column is -`subtracted_BHT` rounded to x's dtype. The second is the remainder.
     """
     *shape, h = x_BHTh.shape
     out = x_BHTh.new_empty(*shape, h + 2)
@@ -324,7 +324,7 @@ def _with_subtracted(x_BHTh: Tensor, scale: float, subtracted_BHT: Tensor) -> Te
 
 
 def _query_gradient(qa, ka, va, da, future, mask, dk, dv) -> Tensor:
-    """Returns the unscaled gradient of a block of queries.
+    """Returns the gradient of a block of queries, not yet divided by sqrt(h).
 
     Adds the block's terms to the gradients of keys (`dk`) and values (`dv`).
     """

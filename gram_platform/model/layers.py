@@ -1,4 +1,4 @@
-"""Defines layers for forward passes that mix sequences of several routes.
+"""Defines layers for batches whose sequences use and train different modules.
 
 Sequences that train a layer come first. Other sequences add no gradient to the layer's parameters.
 Shapes: B sequences, T tokens, D d_model, R sequences that have a module.
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Rows(NamedTuple):
-    """The sequences that have a module, those that train the module first."""
+    """Indices of the sequences that have a module. Those that train it come first."""
 
     index_R: Tensor
     # How many train it. None if all do or none does.

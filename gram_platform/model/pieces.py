@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of a tensor with shape `shape`, starting at `first_row`. A scalar has one row."""
+    """Rows of a tensor, from `first_row` on. `shape` is the tensor's. A scalar has one row."""
 
     rows: Tensor
     first_row: int
@@ -51,6 +51,6 @@ def all_rows(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def rank_rows(count: int, rank: int, num_ranks: int) -> tuple[int, int]:
-    """Returns a rank's [first, stop) of `count` rows under FSDP2. The last ranks may have fewer."""
+    """Returns a rank's rows [first, stop) of `count` under FSDP2. The last ranks may have fewer."""
     size = -(-count // num_ranks)
     return min(rank * size, count), min((rank + 1) * size, count)

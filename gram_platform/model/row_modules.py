@@ -23,7 +23,7 @@ MAX_PADDING = 1.5
 
 @dataclass(frozen=True)
 class Pairs:
-    """(row, module) pairs, sorted by module.
+    """Tells which rows have which modules, as (row, module) pairs sorted by module.
 
     Pair i reads row `sources_P[i]` of the input and adds its output to row `targets_P[i]`. Both
     tensors are None if all rows have the same single module. `weights_P11` is None if all weights
@@ -42,7 +42,7 @@ class Pairs:
         return x_BTX if self.sources_P is None else x_BTX.index_select(0, self.sources_P)
 
     def add_up(self, out_PTX: Tensor) -> Tensor:
-        """Returns total_BTX, the weighted sum of each row's outputs. Rows without modules are 0."""
+        """Returns each row's weighted sum of module outputs, total_BTX. It is 0 without modules."""
         if self.weights_P11 is not None:
             out_PTX = out_PTX * self.weights_P11
         if self.targets_P is None:
@@ -115,7 +115,7 @@ class RowMlps(nn.Module):
         self.register_buffer("proj_bias_M1D", torch.stack([_bias(m.c_proj)[None] for m in mlps]))
 
     def forward(self, mlp: Mlp | None, x_BTD: Tensor, active: Activation) -> Tensor:
-        """Returns the sum of the core MLP (if any) and each row's modules."""
+        """Returns the core MLP's output, if any, plus the outputs of each row's modules."""
         aux_BTD = _sum_modules(x_BTD, active, self._one, self._all)
         return aux_BTD if mlp is None else mlp(x_BTD) + aux_BTD
 
@@ -183,7 +183,7 @@ def _sum_modules(
     one: Callable[[Tensor, int], Tensor],
     every: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Returns total_BTY, the weighted sum of each row's modules.
+    """Returns total_BTY, the weighted sum of the outputs of each row's modules.
 
     If pairs are padded, calls `every(x_MnX)` once for all modules. Otherwise calls
     `one(x_nX, module)` for each active module.

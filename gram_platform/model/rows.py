@@ -21,7 +21,7 @@ Reading = Sequence[Tensor]
 
 
 class RowReader:
-    """A model with a key-value cache for `num_rows` sequences, each up to the context's length.
+    """A model with a key-value cache, of which each row holds a sequence of up to seq_len tokens.
 
     A row sees only positions that it has read and, if the model masks documents, only its current
     document. Moves the auxiliary MLPs or LoRAs out of `model` into stacks. The modules'
@@ -41,7 +41,6 @@ class RowReader:
         self.keys_LRKSh = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
         self.values_LRKSh = torch.zeros_like(self.keys_LRKSh)
         self._memories = self.keys_LRKSh, self.values_LRKSh
-        # The position at which a row's current document starts.
         self._starts_R = torch.zeros(num_rows, dtype=torch.int64, device=weight.device)
         stack = RowLoras if kinds == {"lora"} else RowMlps
         self.stacks: list[RowMlps | RowLoras | None] = []
@@ -63,7 +62,7 @@ class RowReader:
         active: Activation,
         first_row: int = 0,
     ) -> Tensor:
-        """Reads tokens into rows first_row..first_row + B. Returns logits_BV of their last tokens.
+        """Reads tokens into B rows from `first_row` on. Returns logits_BV of their last tokens.
 
         Row b has already read `num_seen_B[b]` tokens. Now reads the first `num_tokens_B[b]`
         tokens of `tokens_BT[b]`. The other tokens are padding.

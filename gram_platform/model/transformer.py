@@ -172,9 +172,9 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 class Block(nn.Module):
-    """One layer: attention, then the core MLP and active modules on the same normalised input.
+    """A layer: attention, then the core MLP and active modules, which share a normalised input.
 
-    The heads of active modules run in parallel with the core's.
+    The attention heads of active modules run in parallel with the core's.
     """
 
     def __init__(self, config: ModelConfig):
@@ -301,7 +301,7 @@ def _checkpoint(block: Block, *inputs) -> Tensor:
 
 
 def parameter_set(name: str) -> str:
-    """Returns the name of a parameter's set: shared, core_mlp or a module's set."""
+    """Returns the set that a parameter belongs to: shared, core_mlp or a module's set."""
     parts = name.split(".")
     if parts[0] != "blocks" or parts[2] not in ("mlp", "aux", "heads"):
         return SHARED
@@ -323,7 +323,7 @@ def is_trained(config: ModelConfig, name: str, trained: Collection[str]) -> bool
 
 
 def parameters_by_set(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
-    """Returns {set: {name: parameter}} of all parameters, in the model's order."""
+    """Groups a model's parameters by set, in the model's order: {set: {name: parameter}}."""
     sets: dict[str, dict[str, nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         sets.setdefault(parameter_set(name), {})[name] = parameter
