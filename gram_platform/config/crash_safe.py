@@ -53,7 +53,7 @@ def temporary_beside(path: str | Path) -> Iterator[str]:
 
 
 def sync(path: str) -> None:
-    """Flushes a file's content, or a folder's list of names, to disk."""
+    """Flushes a file's content, or a folder's directory entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -65,7 +65,10 @@ def sync(path: str) -> None:
 
 
 def kind_of(path: str | Path) -> str:
-    """Returns what a path is, such as "a link", or "" if it is missing. Does not follow links."""
+    """Returns a path's kind, such as "a link", without following links.
+
+    Returns "" if the path does not exist.
+    """
     try:
         return KIND_OF_MODE[stat.S_IFMT(os.lstat(path).st_mode)]
     except (FileNotFoundError, NotADirectoryError):
@@ -115,9 +118,9 @@ def unplain(path: str | Path, kind: str, expected: str) -> ValueError:
 
 
 def missing_right(path: str | Path) -> str:
-    """Returns a message if this user cannot read or write an absolute path, otherwise "".
+    """Returns a message if this user lacks read or write permission for an absolute path.
 
-    If the path does not exist, checks its nearest existing parent.
+    Otherwise returns "". If the path does not exist, checks its nearest existing parent.
     """
     while not os.path.lexists(path):
         path = os.path.dirname(path)
@@ -182,7 +185,7 @@ def this_place() -> str:
 
 
 def process_is_alive(pid: int, start: int | None = None) -> bool:
-    """Returns True if this machine's pid namespace has a process with this pid.
+    """Returns True if a process in this process's pid namespace has this pid.
 
     If `start` is given, the process must also have started then, which rules out reused pids.
     """

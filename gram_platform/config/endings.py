@@ -128,7 +128,7 @@ flag_names: set[str] = set()
 
 
 def explain_error(error: BaseException) -> str:
-    """Returns an error's message, with details such as the flag or the missing permission."""
+    """Returns an error's message, with details such as a flag or a missing permission."""
     if isinstance(error, InvalidField):
         return error.for_command(flag_names)
     if isinstance(error, PermissionError) and error.filename:
@@ -149,7 +149,7 @@ def worst(*codes: int) -> int:
 
 
 def escape_output() -> None:
-    """Sets stdout and stderr to write escapes for characters that their encoding lacks.
+    """Makes stdout and stderr escape characters that their encoding lacks.
 
     Also replaces closed streams, and increases $COLUMNS if the terminal is too narrow.
     """

@@ -1,11 +1,11 @@
 """Counts a config's parameters, and its compute in two units.
 
-`compute_units`   tokens x active parameters: the paper's unit for budgets and lambda
-                  (`app:equal-compute`).
-`hardware_flops`  two for each multiply-add of a step, for utilisation. Includes attention. Excludes
-                  weight gradients of frozen parameters and unneeded input gradients. Equals the
-                  count of torch's FlopCounterMode with the math attention kernel (the counter
-                  ignores the fused CPU kernel).
+- `compute_units` are tokens x active parameters. The paper uses them for budgets and lambda
+  (`app:equal-compute`).
+- `hardware_flops` are for utilisation. Each multiply-add of a step counts as two. Includes
+  attention. Excludes weight gradients of frozen parameters and unneeded input gradients. Equals
+  the count of torch's FlopCounterMode with the math attention kernel. (The counter ignores the
+  fused CPU kernel.)
 """
 
 from collections.abc import Collection
@@ -19,7 +19,7 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def mlp_parameters(architecture: str, d_model: int, width: int) -> int:
-    """Counts an MLP's parameters: two matrices with biases, or three SwiGLU matrices in Llama."""
+    """Counts an MLP's parameters. A Llama's has three matrices. Others have two, with biases."""
     if architecture == LLAMA:
         return 3 * d_model * width
     return 2 * d_model * width + width + d_model
@@ -43,7 +43,7 @@ def module_parameters(config: ModelConfig, domain: str) -> int:
 
 
 def core_parameters(config: ModelConfig) -> int:
-    """Counts the parameters that are always active: all except those of modules."""
+    """Counts the parameters that are always active, which are all except the modules'."""
     attention = attention_parameters(config, config.num_heads, config.num_kv_heads)
     norm = config.d_model * (1 if config.is_llama else 2)
     core_mlp = (
@@ -58,7 +58,10 @@ def active_parameters(config: ModelConfig, active: Collection[str] = ()) -> int:
 
 
 def companion_shares(routing: RoutingConfig, modules: Collection[str]) -> dict[str, float]:
-    """Returns {module: probability that a core batch with companions activates this module}."""
+    """Returns {module: probability that a core batch with companions activates it}.
+
+    A core batch's companions are the modules that it activates.
+    """
     num_modules = len(modules)
     if routing.companions == "all":
         return dict.fromkeys(modules, 1.0)
@@ -140,7 +143,7 @@ def hardware_flops(
     backward: bool = True,
     embeddings_trained: bool = False,
 ) -> int:
-    """Counts the FLOPs of a forward pass over full sequences, and its backward pass if `backward`.
+    """Counts the FLOPs of a forward pass over full sequences. If `backward`, adds a backward pass.
 
     For all kernels, attention counts as two matrix products over all T x T positions in the
     forward pass and four in the backward pass. (Fused kernels skip the masked half, but recompute

@@ -24,7 +24,6 @@ MAX_NAME_BYTES = 200
 MAX_METRIC_NAME = 250 - len("final/validation/loss/")
 # Set by Ray in the entrypoint of a submitted job.
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-# Levels of lists and mappings in JSON and TOML.
 DEEPEST = 100
 # Characters that MLflow rejects, and parts of non-canonical paths such as `a//b`, `/a` and `../a`.
 NOT_IN_METRICS = re.compile(r"[^\w\-. /]|^/|/$|(?<=/)/|(?:^|(?<=/))\.", re.ASCII)
@@ -59,8 +58,8 @@ Steps = tuple[str | int, ...]
 class InvalidField(ValueError):
     """The error for a field whose value is not as `expected`.
 
-    Its text is, for example, `storage='/x': expected a folder, found a file`. `place` is where the
-    field was written, such as `my.toml, line 3`. `steps` is the path (keys and indices) to the
+    A message is, for example, `storage='/x': expected a folder, found a file`. `place` is where
+    the field was written, such as `my.toml, line 3`. `steps` is the path (keys and indices) to the
     field in the document that `from_plain` read.
     """
 
@@ -73,7 +72,10 @@ class InvalidField(ValueError):
         self.place, self.steps = place, steps
 
     def for_command(self, flags: Collection[str]) -> str:
-        """Returns the error's text. If `place` is "", names a field in `flags` by its flag."""
+        """Returns the error's message for a command line.
+
+        If the field is in `flags` and `place` is "", the message names the flag, not the field.
+        """
         if self.place or self.field not in flags:
             return str(self)
         flag, value = f"--{self.field.replace('_', '-')}", self.value
@@ -122,7 +124,7 @@ def require_real(
 def require_fields(
     owner: str, value: Any, low: float, *names: str, high: float = math.inf, open_low: bool = False
 ) -> None:
-    """Raises ValueError unless the fields `names` of a dataclass are in [low, high].
+    """Raises ValueError if a dataclass's fields `names` are not all in [low, high].
 
     `open_low` excludes `low` for floats. Fields of type int must be integers. Errors call a field
     `owner.name`, or `name` if `owner` is empty.
@@ -142,7 +144,7 @@ def require_fields(
 def find_id(field: str, beginning: str, known: Collection[str], expected: str) -> str:
     """Returns `beginning` if it is a known id, otherwise the only known id that begins with it.
 
-    Raises ValueError if `beginning` is empty, or if not exactly one known id begins with it.
+    Raises ValueError if `beginning` is empty, or if no or several known ids match.
     """
     ids = [beginning] if beginning in known else [i for i in known if i.startswith(beginning)]
     if not beginning or not ids:
@@ -165,23 +167,26 @@ def require_each_once(field: str, values: Collection) -> None:
 
 
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
-    """Returns a text such as "one of the fields a, b". In this example, `of` is "the fields ".
+    """Lists choices for an error, such as "one of the fields a, b" if `of` is "the fields ".
 
-    For a misspelt value, appends the text of `suggest`.
+    If the value is a misspelt choice, adds the result of `suggest`.
     """
     choices = tuple(choices)
     return f"one of {of}{', '.join(choices)}{suggest(value, choices)}"
 
 
 def suggest(value: object, choices: Iterable[str]) -> str:
-    """Returns ". Perhaps you meant: " and the choices similar to a value, or "" if none is."""
+    """Returns ". Perhaps you meant: " and the choices similar to a value.
+
+    If no choice is similar, returns "".
+    """
     spelt = {choice.lower(): choice for choice in choices}
     similar = difflib.get_close_matches(str(value).lower(), spelt, cutoff=SIMILAR)
     return f". Perhaps you meant: {', '.join(spelt[name] for name in similar)}" if similar else ""
 
 
 def require_name(field: str, value: Any) -> None:
-    """Raises ValueError unless the value is a valid name for parameters, metrics and files."""
+    """Raises ValueError if the value is not a valid name for parameters, metrics and files."""
     is_text = isinstance(value, str) and value and value == value.strip()
     if not is_text or NOT_IN_NAMES.search(value):
         allowed = "a non-empty name without . / , + = \\, control characters or surrounding blanks"
@@ -266,7 +271,7 @@ def local_path(field: str, place: str | Path) -> Path:
 
 
 def is_url(place: str) -> bool:
-    """Returns True if the text begins like `s3://`. `/data/a://b` is a path."""
+    """Returns True for a URL such as `s3://b`, and False for a path such as `/data/a://b`."""
     return re.match(r"[^/~]+://", place) is not None
 
 
@@ -389,7 +394,7 @@ def flatten(plain: object, prefix: str = "") -> dict[str, object]:
 def differing_fields(flat: Collection[Mapping[str, object]]) -> dict[str, list[object]]:
     """Returns {field: [its value in each config]} for the fields that differ.
 
-    `flat` are configs from `flatten`. A missing field counts as None.
+    `flat` contains results of `flatten`. A missing field counts as None.
     """
     fields = {name: [config.get(name) for config in flat] for name in sorted(set().union(*flat))}
     return {name: v for name, v in fields.items() if any(value != v[0] for value in v)}

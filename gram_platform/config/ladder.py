@@ -28,14 +28,13 @@ REACH = 10.0
 # The GPT-Neo tokenizer's 50,257 tokens, padded.
 PAPER_VOCAB = 50_304
 PAPER_CONTEXT = 1024
-# The fields that all models of a size share.
 SHAPE: tuple[str, ...] = ("num_layers", "d_model", "num_heads", "num_kv_heads", "vocab_size")
 SHAPE += ("seq_len", "rope_theta", "norm_eps", "architecture", "head_width")
 
 
 @dataclass(frozen=True)
 class Size:
-    """A model size: its shape, module width, batch, amount of data and learning rate."""
+    """A model size with its shape, module width, batch size, amount of data and learning rate."""
 
     name: str
     num_layers: int
@@ -46,7 +45,6 @@ class Size:
     # MLP width of the core of modular models.
     d_core: int
     d_aux: int
-    # Sequences in a step.
     batch_size: int
     # Sequences in a forward pass, over all ranks.
     micro_batch: int
@@ -160,7 +158,6 @@ _STORIES_TOKENS = round(STORIES_STEPS * 128 * 256 / (1 + STORIES_AUX_SHARE))
 STORIES_SIZES = {
     "26M": Size("26M", 8, 512, 8, 2, 2048, 1856, 192, 128, 16, _STORIES_TOKENS, 5e-3, 256, 4096)
 }
-# By preset of the study `calibration`.
 CALIBRATED_SIZES = {
     "demo": ("0.15M", "0.28M"),
     "study": DEMO_SIZES,
@@ -188,7 +185,6 @@ class Law:
     # Parameters of the smallest and the largest size.
     smallest: float = 0.0
     largest: float = 0.0
-    # Why the fit is rejected, or "".
     no_law: str = ""
 
     def __post_init__(self) -> None:
@@ -215,9 +211,9 @@ class Law:
         return f"fitted to {self.num_sizes} sizes, at least {FEWEST_SIZES} are needed"
 
     def times_beyond(self, num_parameters: float) -> float:
-        """Returns the factor by which a model is larger or smaller than all fitted sizes.
+        """Returns the factor by which a model lies outside the range of fitted sizes.
 
-        Returns 1 for a model between the fitted sizes. Returns inf if the fitted sizes are unknown.
+        Returns 1 for a model in the range. Returns inf if the range is unknown.
         """
         if not self.num_sizes:
             return math.inf
@@ -264,7 +260,7 @@ def load_law(name_or_path: str) -> Law:
     """Returns a law of `LAWS` by name, or reads the fields of `Law` from a JSON file.
 
     Other fields in the file are ignored. A rejected fit is not an error here (see `Law.flaw`).
-    Raises ValueError for an unknown name or an unsuitable file.
+    Raises ValueError for an unknown name or an invalid file.
     """
     if name_or_path in LAWS:
         return LAWS[name_or_path]
@@ -295,7 +291,7 @@ def apply_law(size: Size, law: Law, num_parameters: int) -> Size:
     `num_parameters` counts the dense model's parameters. The law predicts the tokens in a batch,
     whatever the sequence length. The batch is rounded to whole micro-batches. A batch that rounds
     to 0 becomes one micro-batch, whose size is the divisor of `micro_batch` nearest to the
-    prediction on a log scale. Raises ValueError unless the predictions are positive and finite.
+    prediction on a log scale. Raises ValueError for a prediction that is not positive and finite.
     """
     try:
         peak_lr = law.lr(num_parameters)

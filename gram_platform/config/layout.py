@@ -102,7 +102,7 @@ def attention_kernel(
 
     torch's flash and cuDNN kernels need a 16-bit dtype, a head dimension of at most `LARGEST_HEAD`
     and no document mask. They accept query heads that share keys. The memory-efficient kernel needs
-    heads of a multiple of `ALIGNED_BYTES`, and a copy of keys and values for every query head
+    a head size divisible by `ALIGNED_BYTES`, and a copy of keys and values for every query head
     (`sdp_utils.cpp` of torch 2.13). Plain matrix products ("math") store every score.
     """
     if device == "cpu":
@@ -115,12 +115,15 @@ def attention_kernel(
 
 
 def model_kernel(device: str, num_bytes: int, model: ModelConfig) -> str:
-    """Returns the attention kernel of a model on a CPU, or on a GPU that has all kernels."""
+    """Returns the attention kernel of a model on a CPU, or on a GPU that supports all kernels."""
     return attention_kernel(device, num_bytes, model.head_dim, model.document_end >= 0)
 
 
 def require_fast_attention(kernel: str, model: ModelConfig) -> None:
-    """Raises ValueError if `kernel` stores all scores and sequences exceed MATH_TOKENS tokens."""
+    """Raises ValueError if sequences exceed MATH_TOKENS tokens and `kernel` is MATH.
+
+    This kernel stores every attention score.
+    """
     if kernel == MATH and model.seq_len > MATH_TOKENS:
         allowed = (
             f"flash, cuDNN or memory-efficient attention above {MATH_TOKENS} tokens (here"

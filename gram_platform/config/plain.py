@@ -60,10 +60,10 @@ def parse_json(text: str | bytes, kind: Any = object) -> Any:
 def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
     """Converts plain values to the type `kind`, and validates them.
 
-    `steps` is the value's path in its document, for errors. Where the type requires it, tables
-    become dataclasses or tuples of pairs, arrays become tuples, integers become floats, and `false`
-    becomes None. Dataclass instances are kept. A TypedDict may have further fields. Raises
-    InvalidField for an unknown, missing or wrong field.
+    Where the type requires it, tables become dataclasses or tuples of pairs, arrays become tuples,
+    integers become floats, and `false` becomes None. Dataclass instances are kept. A TypedDict may
+    have further fields. Raises InvalidField for an unknown, missing or wrong field. For errors,
+    `steps` is the value's path in its document.
     """
     options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if NoneType in options and (plain is None or plain is False):

@@ -8,11 +8,11 @@ from typing import Any
 
 
 class Table(MutableMapping[str, Any]):
-    """Maps names to values of one kind: first ours, then those of installed packages.
+    """Maps names to objects of one kind, such as methods. Ours come before other packages'.
 
-    A package declares a value as an entry point of `group`. Entry points, and our values written as
-    `module:name`, are imported on first use. Raises ValueError with the package's name if
-    an entry point has a reserved or taken name, cannot be imported, or fails `is_usable`.
+    A package declares an object as an entry point of `group`. Entry points, and our objects that
+    are given as `module:name`, are imported on first use. Raises ValueError with the package's name
+    if an entry point has a reserved or taken name, cannot be imported, or fails `is_usable`.
     """
 
     def __init__(

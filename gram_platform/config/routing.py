@@ -47,7 +47,7 @@ class MicroBatch:
 
 
 def passes_of_window(window: Sequence[MicroBatch], most: int) -> list[list[MicroBatch]]:
-    """Divides a window into as few passes as possible. `most` limits a pass's micro-batches.
+    """Divides a window into as few passes as possible, each of at most `most` micro-batches.
 
     Micro-batches that train the core come first, unless each pass is one micro-batch.
     """
@@ -67,10 +67,10 @@ def hash_key(*parts: object) -> int:
 
 
 def hash_counters(key: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """Returns a pseudo-random uint64 for each counter n: output n of SplitMix64.
+    """Returns a pseudo-random uint64 for each counter.
 
-    This generator (Steele et al., 2014) is seeded with `key`, or with one key for each counter, if
-    `key` is an array of uint64.
+    Counter n gets output n of the generator SplitMix64 (Steele et al., 2014), whose seed is `key`.
+    If `key` is an array of uint64, each counter has its own seed.
     """
     z = np.asarray(key, _U64) + (counters.astype(_U64) + _U64(1)) * _U64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
@@ -84,9 +84,9 @@ def uniforms(key: int, counters: np.ndarray) -> np.ndarray:
 
 
 def permute(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = False) -> np.ndarray:
-    """Maps int64 indices in [0, size) to int64 images. Each index's key selects a permutation.
+    """Permutes int64 indices in [0, size). Each index's key selects the index's permutation.
 
-    `keys` are uint64. If `inverse`, maps images to indices. Applies a balanced Feistel network of
+    `keys` are uint64. If `inverse`, inverts the permutations. Applies a balanced Feistel network of
     six rounds over the next power of four until the result is below `size` (Black and Rogaway 2002,
     "Ciphers with arbitrary finite domains").
     """
@@ -112,8 +112,8 @@ def _feistel(values: np.ndarray, keys: np.ndarray, half_bits: int, inverse: bool
 class Schedule:
     """A run's micro-batches. `schedule[t]` is micro-batch t, and `len(schedule)` their number.
 
-    Routes are drawn for units. A unit is a micro-batch if accumulation is heterogeneous, and a
-    window if it is uniform.
+    All micro-batches of a unit have the same route. A unit is a micro-batch if accumulation is
+    heterogeneous, and a window if it is uniform.
     """
 
     def __init__(self, config: RunConfig):

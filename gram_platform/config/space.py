@@ -40,13 +40,13 @@ class Parameter:
         return self.low <= value <= self.high
 
     def at(self, share: float) -> float:
-        """Returns the value at a position in the range, from 0 (`low`) to 1 (`high`)."""
+        """Returns the value at a position in the range. Position 0 is `low`, and 1 is `high`."""
         if self.log:
             return self.low * (self.high / self.low) ** share
         return self.low + share * (self.high - self.low)
 
     def share_of(self, value: float) -> float:
-        """Returns a value's position in the range, from 0 to 1. Inverse of `at`."""
+        """Returns a value's position (0 to 1) in the range. Inverse of `at`."""
         scale = math.log if self.log else float
         return (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low))
 
@@ -74,7 +74,10 @@ class Space:
         return tuple(p.name for p in self.parameters)
 
     def with_overrides(self, texts: Iterable[str]) -> "Space":
-        """Returns a copy with the ranges in `texts`. Raises ValueError unless all fit `FORM`."""
+        """Returns this space with the ranges that the strings `texts` set.
+
+        Raises ValueError for an unknown parameter or a string that does not fit `FORM`.
+        """
         ranges = {p.name: p for p in self.parameters}
         for text in texts:
             name, separator, rest = text.partition("=")
@@ -87,7 +90,7 @@ class Space:
 
 @dataclass(frozen=True)
 class SearchObjective:
-    """A metric to minimise. The sampler gets the value `worst` for a diverged trial."""
+    """A metric to minimise. If a trial diverges, the sampler gets `worst` as its value."""
 
     metric: str
     worst: float
@@ -98,7 +101,7 @@ class TrialColumns:
     """The columns of `trials.csv` that are used to compare a search's trials."""
 
     parameters: tuple[str, ...] = ()
-    # What the search measures. The first decides which trial is best.
+    # The first decides which trial is best.
     objectives: tuple[str, ...] = ()
     # Only trials with equal values here are compared.
     groups: tuple[str, ...] = ()

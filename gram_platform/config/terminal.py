@@ -18,13 +18,13 @@ def say(text: object = "", file: TextIO | None = None) -> None:
 
 
 def say_progress(text: str) -> None:
-    """Overwrites the current line if standard error is a terminal. Otherwise prints nothing."""
+    """If standard error is a terminal, overwrites its current line. Otherwise prints nothing."""
     if sys.stderr.isatty():
         print(f"\r{one_line(printable(text))}   ", end="", file=sys.stderr, flush=True)
 
 
 def say_bytes() -> Callable[[str, int, int | None], None]:
-    """Returns a function that prints progress in bytes, at most every 5 s."""
+    """Returns a function that prints how many MB are done, at most every 5 s."""
     last = time.monotonic()
 
     def report(what: str, done: int, total: int | None) -> None:

@@ -41,9 +41,9 @@ STARCODER2, LLAMA = ARCHITECTURES = ("starcoder2", "llama")
 
 @dataclass(frozen=True)
 class ModuleSpec:
-    """A domain's module in every layer: an MLP beside the core MLP, or a LoRA on the core MLP.
+    """A domain's module. In every layer, it is an MLP beside the core MLP or a LoRA on it.
 
-    A `reserved` module acts as additional hidden units of the core MLP: it has no output bias, and
+    A `reserved` module acts as additional hidden units of the core MLP. It has no output bias, and
     its other biases are trained only with the core. A reserved module can have query heads, which
     share an additional key-value head.
     """
@@ -137,7 +137,7 @@ class ModelConfig:
 
 
 def merge_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfig:
-    """Returns the config of a view's dense model.
+    """Returns the config of the dense model that results from merging a view's modules.
 
     Its MLP is as wide as the core MLP and active module MLPs together. Each active module with
     heads adds a key-value head and `group_size` query heads. A Llama then gets further heads until
@@ -183,10 +183,10 @@ class Slice:
 
 @dataclass(frozen=True)
 class DomainBudget:
-    """The data that a run sees as the domain `name`: `num_draws` sequences from a pool.
+    """The `num_draws` sequences that a run draws from a pool as the domain `name`.
 
-    The pool is `slices` of any domains or, without these, the first `num_sequences` of this
-    domain's permutation. Sequences repeat only if `num_draws` > `num_sequences`.
+    The pool consists of `slices` of any domains. Without `slices`, it is the first `num_sequences`
+    of the domain's permutation. Sequences repeat only if `num_draws` > `num_sequences`.
     """
 
     name: str
@@ -333,8 +333,8 @@ class Objective:
     norm gains are (1 - noise) start + noise x initial value.
 
     In unlearning, half of each window's micro-batches are from forget domains. The loss is a forget
-    term on these + `retain_weight` x CE on the others. The forget term is, by kind (ME: maximum
-    entropy, p: the predicted distribution):
+    term on these + `retain_weight` x CE on the others. The kinds have these forget terms (ME:
+    maximum entropy, p: the predicted distribution):
 
     - `maxent_entropy` (ME): KL(p || uniform) (the paper).
     - `maxent_kl` (ME): KL(uniform || p) (Yuan and others, 2024).

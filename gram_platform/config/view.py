@@ -68,7 +68,7 @@ class View:
 
     @property
     def origins(self) -> dict[str, str]:
-        """{domain: id of the run or imported model that provides its module}."""
+        """The id of the run or imported model that provides each domain's module."""
         domains = [domain for domain, _ in self.weights] + [CORE] * (self.rule == "by_domain")
         return dict.fromkeys(domains, self.run_id) | dict(self.sources)
 

@@ -28,7 +28,6 @@ from gram_platform.config.plain import (
 
 # Bytes of a record, table or tokenizer, so that a small packed file cannot fill the memory.
 MAX_RECORD_BYTES = 1 << 28
-# The first bytes of a file that Git LFS has not fetched.
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 HEADER = re.compile(r"\s*\[(\[?)([^\[\]]+)\]")
@@ -90,8 +89,8 @@ def read_text(field: str, path: Path, most: int = MOST_JSON_BYTES) -> str:
 def read_json(path: Path, kind: Any = dict) -> Any:
     """Reads a JSON file as a value of the type `kind` (see `from_plain`).
 
-    Raises ValueError unless the file is JSON, and InvalidField, with the file's path, for a wrong
-    field.
+    Raises ValueError if the file is not JSON. Raises InvalidField for a wrong field. Both include
+    the file's path.
     """
     text = read_text("file", path)
     try:

@@ -61,19 +61,19 @@ def method_label(method: str) -> str:
 
 
 def method_key(method: str) -> tuple:
-    """Returns a sort key: methods in the order of METHODS, then all other names."""
+    """Returns a sort key. Methods sort in the order of METHODS, and before all other names."""
     names = list(METHODS)
     return names.index(method) if method in names else len(names), str(method)
 
 
 def size_key(size: str) -> tuple:
-    """Returns a sort key: sizes by value (50M, 800M, 2B), then all other names."""
+    """Returns a sort key. Sizes sort by value (50M, 800M, 2B), and before all other names."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbt])", str(size).lower())
     return (0, round(float(match[1]) * UNITS[match[2]], 3), "") if match else (1, 0.0, str(size))
 
 
 def seed_key(seed: str) -> tuple:
-    """Returns a sort key: numbers by value, then all other names."""
+    """Returns a sort key. Numbers sort by value, and before all other names."""
     return (0, int(seed), "") if str(seed).isdecimal() else (1, 0, str(seed))
 
 

@@ -1,4 +1,4 @@
-"""FT-Full, FT-LoRA and FT-MLP train a base on core, then finetune a branch for each domain.
+"""FT-Full, FT-LoRA and FT-MLP train a base model on core, then finetune a branch for each domain.
 
 The base and all branches together cost as much as the baseline, so the base gets fewer steps. The
 cost includes rehearsal (the core batches of a branch) and branches that are not run.
@@ -92,11 +92,11 @@ class BranchBudget:
 
 
 def branch_budget(setting: Setting, branching: Branching, module_parameters: int) -> BranchBudget:
-    """Returns (the data of the base, rounded to whole steps; the data of all branches).
+    """Returns the data of the base and of all branches.
 
-    A branch's auxiliary text is rounded to whole route units. Lambda (`app:equal-compute`) assumes
-    that a rehearsal batch costs as much as an auxiliary batch. Raises ValueError if the base gets
-    no step.
+    Rounds the base's data to whole steps, and a branch's auxiliary text to route units. Lambda
+    (`app:equal-compute`) assumes that a rehearsal batch costs as much as an auxiliary batch. Raises
+    ValueError if the base gets no step.
     """
     setting, texts = divide_text(setting)
     unit, batch = setting.route_unit(setting.routing.accumulation), setting.size.batch_size

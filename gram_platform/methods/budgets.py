@@ -1,4 +1,4 @@
-"""Plans data mixtures, equal-compute factors and runs that several methods share."""
+"""Plans the data mixtures, equal-compute factors and runs of several methods."""
 
 import dataclasses
 from collections.abc import Callable
@@ -49,8 +49,8 @@ def data_budget(
 
     `factor` (p_af) multiplies an auxiliary domain's draws, which are rounded to route units. Core
     gets all other draws, so `factor` does not change the total. Sequences repeat if `factor` > 1,
-    or if a domain has too few sequences. Unlabelled text joins core if `unlabelled_is_core`,
-    otherwise it has budgets of its own. Text with a wrong label is in that label's budget. Raises
+    or if a domain has too few sequences. If `unlabelled_is_core`, unlabelled text joins core.
+    Otherwise it has its own budgets. Text with a wrong label is in that label's budget. Raises
     ValueError if core gets less than a route unit.
     """
     setting, texts = divide_text(setting)
@@ -156,7 +156,7 @@ def training_run(
 def optimizer_of(
     setting: Setting, rate: float, warmup: float, decay: float, **parts
 ) -> OptimizerConfig:
-    """Returns a config of AdamW with the setting's weight decay."""
+    """Returns an AdamW config with the setting's weight decay."""
     conventions = setting.conventions
     return OptimizerConfig(
         rate,

@@ -51,9 +51,9 @@ def view_to_attack(view: View, domain: str) -> View:
 def choose_text(setting: Setting, options: Elicitation, domain: str) -> str:
     """Returns the domain whose text is used to attack `domain`.
 
-    `options.text` is OWN, NEIGHBOUR or a domain's name. The neighbour is the auxiliary domain after
-    `domain`, or the first if `domain` is the last [ours]. Raises ValueError if the corpus has no
-    such domain.
+    If `options.text` is OWN, this is `domain`. If it is NEIGHBOUR, this is the next auxiliary
+    domain (after the last one, the first) [ours]. Otherwise `options.text` is the domain's name.
+    Raises ValueError if the corpus has no such domain.
     """
     auxiliary = setting.auxiliary
     if options.text == OWN:
@@ -71,7 +71,7 @@ def add_finetuning(setting: Setting, options: Elicitation, plans: MethodRuns) ->
     """Plans runs that finetune the views of the compared profiles on `options.text`.
 
     If none of these profiles has a view, finetunes all views. The finetuned views replace the
-    method's. Raises ValueError for DEMix.
+    method's views. Raises ValueError for DEMix.
     """
     by_id = {run.run_id: run for run in plans.runs.values()}
     compared = {p: view for p, view in plans.views.items() if p in setting.profiles} or plans.views
@@ -121,10 +121,10 @@ def finetuning_run(
 
 
 def _micro_batch(options: Elicitation, micro_batch: int) -> int:
-    """Returns a divisor of the batch size: `micro_batch`, if possible.
+    """Returns `micro_batch` if it divides the batch size.
 
-    Otherwise, returns the batch size itself if the sample exceeds a batch, or else the largest
-    divisor below `micro_batch`. The choice affects only memory and rounding.
+    Otherwise, returns the batch size if the sample is larger than a batch, or else the batch size's
+    largest divisor below `micro_batch`. The choice affects only memory and rounding.
     """
     if options.batch_size < options.num_sequences and options.batch_size % micro_batch:
         return options.batch_size

@@ -28,7 +28,7 @@ def plan_subsets(setting: Setting) -> MethodRuns:
 
 
 def modular_size(setting: Setting) -> Size:
-    """Returns the setting's size, with the core and module widths of `routed_widths` if set."""
+    """Returns the setting's size, in which `routed_widths` can override two widths."""
     if setting.options.routed_widths is None:
         return setting.size
     core, aux = (width_of(setting, share) for share in setting.options.routed_widths)
@@ -55,7 +55,7 @@ def plan_routed(setting: Setting, kind: str) -> MethodRuns:
 
 
 def routing_of(setting: Setting) -> RoutingConfig:
-    """Returns the routing, after applying `spread_over_factor` and `companions_by_size` if set."""
+    """Applies the conventions `spread_over_factor` and `companions_by_size` to the routing."""
     routing, conventions = setting.routing, setting.conventions
     if conventions.spread_over_factor:
         spreads = tuple(
@@ -71,7 +71,7 @@ def routing_of(setting: Setting) -> RoutingConfig:
 
 
 def every_profile(setting: Setting) -> tuple[Profile, ...]:
-    """Returns the setting's profiles and subsets, core, and core with each or all domains."""
+    """Returns the setting's profiles and subsets, and core alone, with each domain and with all."""
     singles = ((domain,) for domain in setting.auxiliary)
     profiles = ((), *singles, setting.auxiliary, *setting.profiles, *setting.subsets)
     return tuple(dict.fromkeys(profiles))

@@ -17,7 +17,7 @@ Text = tuple[Slice, ...]
 
 
 def divide_text(setting: Setting) -> tuple[Setting, dict[str, Text]]:
-    """Returns (setting, {label: text}) for one epoch.
+    """Divides one epoch's text by label. Returns (setting, {label: text}).
 
     In each domain's permutation, correctly labelled text comes first. The field `available` of the
     returned setting has the length of this text, unless the whole domain is correctly labelled.

@@ -36,7 +36,6 @@ class Description:
 class Losses:
     """Measures each view's loss on every domain, before and after attacks."""
 
-    # The name in study.json.
     name: ClassVar[str] = LOSSES
 
     def nodes(self, method: str, setting: Setting) -> list[Node]:
@@ -92,8 +91,8 @@ class TokenIncreases(Losses):
 class Samples(Losses):
     """Samples continuations in each auxiliary domain, with the domain's module on and off.
 
-    If `texts` is set, uses the domains of these texts instead. Otherwise, with `compared_only`,
-    uses core and the domains of the compared profiles.
+    If `compared_only`, uses core and the domains of the compared profiles instead. If `texts` is
+    set, uses only the domains of these texts.
     """
 
     num_prompt_tokens: int
@@ -142,11 +141,11 @@ def _require_domains(texts: Texts, setting: Setting) -> None:
 
 
 def choose_continued(names: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns those of `domains` whose prompts a view continues. `names` are the view's tags.
+    """Returns the `domains` whose prompts a view continues. `names` are the view's tags.
 
-    - The baseline and the view of core alone: all.
-    - The view of core and one of `domains`: core and this domain.
-    - Other views: none.
+    - The baseline and the view of core alone continue all.
+    - The view of core and one of `domains` continues core and this domain.
+    - Other views continue none.
     """
     if names["profile"] == CORE or (names["method"], names["profile"]) == ("baseline", "all"):
         return domains

@@ -268,8 +268,8 @@ def _core_mlps(model: ModelConfig) -> int:
 def _paper_units(run) -> int:
     """Counts tokens x active parameters as the paper does.
 
-    All modules are active in an unlabelled batch, with a frozen core or with `companions` "all".
-    Otherwise only the module of the batch's domain is active.
+    In an unlabelled batch, all modules are active. They are also active in every batch if the core
+    is frozen or `companions` is "all". Otherwise only the module of the batch's domain is active.
     """
     modules, total = run.model.module_domains, 0
     for budget in run.data.domains:

@@ -55,7 +55,7 @@ def _draw(domains: Profile, number: int, draw: int) -> Profile:
 
 
 def require_factors(field: str, factor: float, factor_of: Factors) -> None:
-    """Raises ValueError unless p_af is positive for every domain."""
+    """Raises ValueError if the factor p_af is not positive for every domain."""
     require_real(f"{field}.aux_factor", factor, 0.0, open_low=True)
     for domain, value in factor_of:
         require_real(f"{field}.aux_factor_of[{domain}]", value, 0.0, open_low=True)
@@ -71,7 +71,6 @@ class Branching:
     lr_factor: float = 1.0
     # p_af: how often the auxiliary domain is drawn.
     aux_factor: float = 1.0
-    # Overrides `aux_factor` for single domains.
     aux_factor_of: Factors = ()
 
     def __post_init__(self) -> None:
@@ -98,13 +97,11 @@ class Unlearning:
     batch_size: int = 0
     # Core's share of retain sequences if the profile has a domain; 0: the mixture's [ours].
     core_share: float = 0.0
-    # Stops after a step whose ME is at most this; 0: never.
     stop_below: float = 0.0
     # 0: no clipping.
     clip_norm: float = OptimizerConfig.clip_norm
     # The share of the layers after which misdirection steers; the authors' 8 of 32.
     depth: float = 0.25
-    # The length of misdirection's target for forget activations.
     steering: float = 6.5
 
     def __post_init__(self) -> None:
@@ -124,7 +121,6 @@ RMU = Unlearning(150, 5e-5, 1200.0, MISDIRECTION, warmup_fraction=0.0, batch_siz
 GRADDIFF = Unlearning(50, 1e-5, 1.0, "gradient_difference", batch_size=32)
 
 
-# The methods whose runs UNDO distils.
 TEACHERS = ("maxent", "rmu")
 
 
@@ -206,7 +202,6 @@ class Elicitation:
     lr_factor: float = 0.25
     # The rate is constant after the warm-up [ours].
     warmup_fraction: float = 0.05
-    # Attacks only the compared profiles.
     compared_only: bool = False
     beta2: float = OptimizerConfig.beta2
     # 0: no clipping.
@@ -228,7 +223,11 @@ class Elicitation:
         require_name("elicitation.text", self.text)
 
     def on_domain(self, num_sequences: int) -> "Elicitation":
-        """Returns a copy with a sample of at least `num_sequences` x `domain_share` sequences."""
+        """Returns these options for a domain of `num_sequences` sequences.
+
+        The sample has the share `domain_share` of them, but at least `self.num_sequences`. A batch
+        is at most as large as the sample.
+        """
         sample = max(self.num_sequences, round(self.domain_share * num_sequences))
         return replace(self, num_sequences=sample, batch_size=min(self.batch_size, sample))
 
@@ -299,7 +298,6 @@ class Conventions:
     constant_branches: bool = False
     # Widths given as shares of the dense MLP's are multiples of it.
     width_multiple: int = 1
-    # The token that attention never crosses; -1: none.
     document_end: int = -1
     weight_decay: float = OptimizerConfig.weight_decay
     decay_vectors: bool = False
@@ -322,7 +320,6 @@ class Setup:
     # p_af of routed methods.
     aux_factor: float = 1.0
     aux_factor_of: Factors = ()
-    # Whether lambda of `app:equal-compute` is applied.
     equal_compute: bool = True
     options: Options = field(default_factory=Options)
     conventions: Conventions = Conventions()
@@ -369,7 +366,7 @@ class Setting(Setup):
         return min(num_draws, self.available.get(domain, num_draws))
 
     def modules_on(self, profile: Profile) -> dict[str, float]:
-        """Returns the modules that are on in a profile's evaluation: {domain: `module_weight`}."""
+        """Returns {domain: `module_weight`} for the modules that are on in a profile's views."""
         return dict.fromkeys(profile, self.options.module_weight)
 
     @property
@@ -382,7 +379,7 @@ class Setting(Setup):
 
     @property
     def subsets(self) -> tuple[Profile, ...]:
-        """Subsets of the domains that any profile retains, or () unless `every_subset`."""
+        """If `every_subset`, the subsets of domains that some profile retains. Otherwise ()."""
         if not self.every_subset:
             return ()
         retained = {domain for profile in self.profiles for domain in profile}

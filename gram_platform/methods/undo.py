@@ -33,7 +33,7 @@ PLANS = dict(zip(TEACHERS, (plan_maxent, plan_rmu), strict=True))
 
 
 def plan(setting: Setting) -> MethodRuns:
-    """Plans the teachers, and a distillation of each on the baseline's mixture."""
+    """Plans teachers, and a run that distils each on the baseline's mixture."""
     options, accumulation = setting.options.undo, setting.baseline_accumulation
     taught = PLANS[options.teacher](setting)
     labelled = replace(restore_true_labels(setting), options=Options())
