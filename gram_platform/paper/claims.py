@@ -8,11 +8,11 @@ No claim is stronger than the authors' numbers. So "matches" means "no worse by 
 at 50M and 100M in the paper's scaling study. A claim that names no size or variant is judged at all
 sizes or variants of its study. FIRST and LAST name the study's first and last size or variant.
 
-Every claim has one profile, chosen before there were results: the paper's if it gives one,
-otherwise the mean over profiles. The paper's scaling study retains core and virology, and its
-partial-label study removes every domain. The paper's composability figure compares core+virology
-with all modules on. We compare the mean instead [ours], because the mean's retain covers every
-domain, as does the retain with all modules on. The paper's other bars and tables show means.
+Every claim has one profile, chosen before there were results. It is the paper's if the paper gives
+one, otherwise the mean over profiles. In the paper, the scaling study uses core+virology, and the
+partial-label study uses only core. The composability figure compares core+virology with all modules
+on. We compare all modules on with the mean [ours], because the retain of both covers every domain.
+The paper's other figures and tables show means.
 """
 
 import math
@@ -59,7 +59,7 @@ COMPARED = "compared"
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a claim: a compute ratio or a recovery time of one method."""
+    """A method's compute ratio or recovery time, on one side of a claim."""
 
     method: str
     # One of CLASSES, or a time such as steps_to_90, which is compared without `less` and `size`.
@@ -91,7 +91,7 @@ class Claim:
 
     @property
     def terms(self) -> tuple[Side, ...]:
-        """Both sides and their `less` sides (which are subtracted), without duplicates."""
+        """Both sides, and the sides `less` subtracted from them, without duplicates."""
         sides = (self.left, self.right, self.left.less, self.right.less)
         return tuple(dict.fromkeys(filter(None, sides)))
 
@@ -102,7 +102,7 @@ def compare(text: str, left: str, right: str, within: pd.Interval = POSITIVE) ->
 
 
 def follows(label: str, method: str) -> tuple[Claim, ...]:
-    """Creates a claim per class: a method is worse than filtering by at most the margin."""
+    """Creates a claim per class, that a method is worse than filtering by at most the margin."""
     claims = []
     for n in CLASSES:
         way, within = ("below", not_below) if n in ("core", "retain") else ("above", not_above)
@@ -112,7 +112,7 @@ def follows(label: str, method: str) -> tuple[Claim, ...]:
 
 
 def same(label: str, left: str, other: str, right: str) -> tuple[Claim, ...]:
-    """Creates a claim per class: the ratios of two methods differ by less than the margin."""
+    """Creates a claim per class, that two methods' ratios differ by less than the margin."""
     claims = []
     for n in CLASSES:
         text = f"{label} and {other} have the same {IN_TEXTS.get(n, n)} within {MARGINS[n]:.2f}"
@@ -125,12 +125,12 @@ def cite(source: str, claims: Iterable[Claim], profile: str = MEAN) -> tuple[Cla
 
 
 def drop(method: str, name: str) -> Side:
-    """Returns a side: the ratio of class `name` minus the same ratio with all modules on."""
+    """Returns one side of a claim: class `name`'s ratio minus its ratio with all modules on."""
     return Side(method, name, less=Side(method, name, profile=ALL))
 
 
 def gain(method: str) -> Side:
-    """Returns a side: retain with heterogeneous minus retain with uniform accumulation."""
+    """Returns one side of a claim: retain under heterogeneous minus under uniform accumulation."""
     much, little = (Side(method, "retain", kind) for kind in KINDS)
     return replace(much, less=little)
 
@@ -404,16 +404,16 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 
 
 def choose_value(name: str, values: Sequence[str]) -> str:
-    """Returns `name`. Replaces FIRST or LAST by the first or last of `values` ("" if none)."""
+    """Returns `name`. If it is FIRST or LAST, returns the first or last of `values`, or ""."""
     return next(iter({FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))), "")
 
 
 def paper_difference(
     study: str, claim: Claim, variant: str = "", variants: Sequence[str] = ("",)
 ) -> float:
-    """Returns a claim's left side minus its right side in the paper's table, or NaN.
+    """Returns a claim's left side minus its right side in the paper's table.
 
-    NaN means that the table lacks a number. FIRST and LAST stand for the ends of our `variants`.
+    If the table lacks a number, returns NaN. FIRST and LAST are the first and last of `variants`.
     """
     at = {side: choose_value(side.variant or variant, variants) for side in claim.terms}
     values = {side: paper_value(study, at[side], side.method, side.name) for side in claim.terms}

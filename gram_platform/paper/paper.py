@@ -3,12 +3,12 @@
 `printed.csv` has the printed numbers with their labels in the paper. `published.csv` has rows of
 `tables.per_seed_frame`, computed by this package from the published losses of nine studies.
 
-In the studies `dual_use`, `composability` and `titration`, ratios refer to the 800M baselines of
-the study `scaling`, pooled over seeds. In the study `accumulation`, ratios refer to baselines of
-the study itself, with heterogeneous accumulation. At 2B and 5B, our copy of the authors' results
-lacks the baselines' curves. So the baseline has no row there, and other rows are means over domains
-of the authors' ratios. Domains keep the authors' names. Each view of DEMix uses a single expert for
-all text.
+In the studies `dual_use`, `composability` and `titration`, ratios are relative to the 800M
+baselines of the study `scaling`, pooled over seeds. In the study `accumulation`, they are relative
+to the study's own baselines with heterogeneous accumulation. At 2B and 5B, our copy of the authors'
+results lacks the baselines' curves. So the baseline has no row there, and other rows average the
+authors' ratios over domains. Domains keep the authors' names. Each view of DEMix uses a single
+expert for all text.
 """
 
 import math
@@ -71,9 +71,9 @@ def read_printed(study: str) -> pd.DataFrame:
 
 
 def paper_value(study: str, variant: str, method: str, name: str) -> float:
-    """Returns the printed compute ratio of the class `name`, or NaN if there is none.
+    """Returns the printed compute ratio of the class `name`.
 
-    If the baseline has no printed row, its core and retain are 1.
+    If there is none, returns 1 for the baseline's core and retain, otherwise NaN.
     """
     rows = read_printed(study)
     rows = rows[(rows[VARIANT] == variant) & (rows["method"] == method)]
@@ -120,7 +120,7 @@ OUR_DOMAINS = {
 
 
 def load_published(study: str) -> pd.DataFrame:
-    """Returns a study's published rows: `tables.per_seed_frame` with a column `variant`."""
+    """Returns a study's published rows of `tables.per_seed_frame`, with a column `variant`."""
     rows = _read_published()
     return rows[rows["study"] == study].drop(columns="study").reset_index(drop=True)
 
@@ -134,7 +134,7 @@ def _read_published() -> pd.DataFrame:
 def tabulate_published(study: str, domains: Collection[str] = ()) -> pd.DataFrame | None:
     """Returns a study's published table in the columns of table.csv, or None if there is none.
 
-    Uses our name of a domain if it is in `domains` and the published name is not.
+    If `domains` has our name of a domain but not the published name, uses our name.
     """
     per_seed = load_published(study)
     if per_seed.empty:

@@ -39,7 +39,7 @@ class PaperSweep:
 
     @cached_property
     def curves(self) -> dict[str, pd.DataFrame]:
-        """{class: curve}. A curve has columns `mean, low, high` and a row per value of the knob."""
+        """The figure's curves as {class: frame}. A frame has a row `mean, low, high` per value."""
         rows = pd.read_csv(SWEEPS_FILE, comment="#", float_precision="round_trip")
         groups = rows[rows["knob"] == self.knob].set_index("value").groupby("class", sort=False)
         return {str(name): curve[["mean", "low", "high"]] for name, curve in groups}
@@ -101,7 +101,7 @@ Curve = pd.DataFrame
 
 @dataclass(frozen=True)
 class SweepClaim:
-    """States that `difference(curve)`, averaged over the seeds' curves, lies in `within`."""
+    """States that the mean of `difference(curve)` over the seeds' curves lies in `within`."""
 
     knob: str
     # {first}, {middle} and {last} are values of the knob.

@@ -2,7 +2,7 @@
 
 A claim states that a seed-paired difference, left - right, lies in a range. The verdict is "agree"
 if the 90% t-interval of the mean difference lies entirely inside the range, "disagree" if entirely
-outside, otherwise "cannot tell". The error of the unit (compute ratio) is added in quadrature to
+outside, otherwise "cannot tell". The unit is the compute ratio. Its error is added in quadrature to
 the interval's half-width. If this error reaches the claim's margin, the claim is "not measurable
 here" and is also judged in nats. If the error is unknown, there is no verdict.
 
@@ -140,12 +140,12 @@ def judge(
     unit_error: float | None = None,
     pseudo: tuple[Values, Values] | None = None,
 ) -> Judgement:
-    """Judges the claim that left - right, both `{seed: value}`, lies in the range `within`.
+    """Judges the claim that the mean of `left - right` over seeds lies in the range `within`.
 
-    The sides must share a seed and have only finite values. `pseudo` has both sides' jackknife
-    pseudo-values (default: `left` and `right`), which set the interval's width. If a seed has no
-    pseudo-value, there is no interval. `unit_error` (in compute ratio), if given, widens the
-    interval. If `unit_error` is NaN, there is no verdict.
+    `left` and `right` are `{seed: value}`. They must share a seed and have only finite values.
+    `pseudo` has both sides' jackknife pseudo-values (default: `left` and `right`), which set the
+    interval's width. If a seed has no pseudo-value, there is no interval. `unit_error`, in compute
+    ratio, widens the interval. If it is NaN, there is no verdict.
     """
     differences = subtract_pairs(left, right)
     values = spread = list(differences.values())
@@ -170,7 +170,7 @@ def judge(
 def judge_times(
     claim: str, left: Values, right: Values, reached: tuple[Values, Values], within: pd.Interval
 ) -> Judgement:
-    """Judges the claim that left - right, both recovery times, lies in the range `within`.
+    """Judges the claim that `left - right`, a difference of recovery times, lies in `within`.
 
     The interval is over seeds only. `reached` has each side's {seed: share of the attacks that
     reached the mark of 50% or 90%}. If a share is below 1, the seed's time is a lower bound. The
@@ -228,7 +228,7 @@ def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
 
 
 def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, float]:
-    """Returns `{seed: value}` of the column `name` in rows whose columns equal `where`.
+    """Returns `{seed: value}` from the column `name` of the rows that match `where`.
 
     Omits unknown values. Raises ValueError if a seed has several rows.
     """
@@ -285,15 +285,16 @@ def paper_claims(
     unit_error: UnitErrors | None = None,
     parameters: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
-    """Judges the paper's claims on a study, at every size and variant that a claim does not name.
+    """Judges the paper's claims on a study. Returns PAPER_COLUMNS.
 
-    `compared` is the profile for claims at COMPARED (default: `choose_profile`). `unit_error` has
-    the known errors by size and class. If it is None, intervals are over seeds only.
-    `parameters` has the parameter counts of sizes whose names do not contain them.
+    If a claim names no size or variant, judges it at every size or variant. `compared` replaces the
+    profile COMPARED (default: `choose_profile`). `unit_error` has the known errors by size and
+    class. If it is None, intervals are over seeds only. `parameters` has the parameter counts of
+    sizes whose names do not contain them.
 
-    Returns PAPER_COLUMNS. The column `paper` is the left side minus the right side in the paper's
-    table. If a claim cannot be measured in this study, EXPLANATION lists texts and sizes that could
-    decide it. A claim has no row if no seed has both of its sides.
+    The column `paper` is the left side minus the right side in the paper's table. If a claim is not
+    measurable in this study, EXPLANATION lists corpora and sizes at which it would be. A claim has
+    no row if no seed has both of its sides.
     """
     rows, spread = [], pseudo_frame(per_seed, CLASSES)
     in_nats = [
@@ -349,8 +350,8 @@ def _unit_error(
     """Returns the unit's error in a claim's difference, or NaN if it is unknown.
 
     If the claim is about one class at one size and variant, both ratios are read off the same
-    curves, so the error is `UnitError.difference`. Otherwise, adds errors in quadrature: those of
-    both sides or, for a fall over sizes, those of all sizes multiplied by `weights`.
+    curves, so the error is `UnitError.difference`. Otherwise, adds both sides' errors in
+    quadrature. For a fall over sizes, adds the errors of all sizes, multiplied by `weights`.
     """
     if errors is None:
         return None
@@ -371,12 +372,12 @@ def _is_one_class(claim: Claim) -> bool:
 def _judge_in_nats(
     frames: Sequence[pd.DataFrame], claim: Claim, size: str, variant: str
 ) -> dict[str, str | float]:
-    """Judges a claim in nats and returns CLAIM_NATS.
+    """Judges a claim in nats. Returns {column: value} for CLAIM_NATS.
 
-    The values are empty unless the claim has a margin and is about one class at one size and
-    variant. `frames` are two versions of `per_seed`, with losses and with slopes (ratio per nat) in
-    place of ratios. To convert the claim's range to nats, divides the ends by the right side's mean
-    slope and negates them, because a lower loss is better.
+    If the claim has no margin, or is not about one class at one size and variant, the verdict is ""
+    and the numbers are NaN. `frames` are two copies of `per_seed`. In place of ratios, the first
+    has losses, and the second has slopes (ratio per nat). To convert the claim's range to nats,
+    divides its ends by the right side's mean slope and negates them, as a lower loss is better.
     """
     numbers = ("", *[math.nan] * 4)
     if math.isfinite(margin(claim.within)) and _is_one_class(claim):
@@ -402,11 +403,10 @@ def _say_where_decidable(claim: Claim) -> str:
 def _falls(
     frames: Sequence[pd.DataFrame], claim: Claim, places: Mapping[str, float], variant: str
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Computes how far the left side's least-squares line falls from the first to the last size.
+    """Computes how far a least-squares line through the left side's values falls over the sizes.
 
-    The fall is a weighted sum of the values at all sizes. Returns ({size: weight}, a list with
-    {seed: fall} for each frame). Uses only sizes with values in the first frame, and seeds that
-    have all these sizes.
+    The fall is a weighted sum of the values. Returns ({size: weight}, a list with {seed: fall} for
+    each frame). Uses only sizes with values in the first frame, and seeds that have all of them.
     """
     sides = {size: replace(claim.left, size=size) for size in places}
     claims = {size: replace(claim, left=side, right=side) for size, side in sides.items()}
@@ -427,10 +427,10 @@ def _values(per_seed: pd.DataFrame, column: str) -> tuple[str, ...]:
 def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tuple[dict, dict]:
     """Returns two dicts `{seed: value}`, for the left and the right side of a claim.
 
-    If a side's profile is MEAN, averages over the profiles with at most one auxiliary domain that
-    all sides share. Omits profiles without a domain of the side's class. A baseline's values are
-    from its row `mean` instead. If the claim compares the first and last size or variant, but the
-    study has only one, both dicts are empty.
+    If a side's profile is MEAN, averages over the profiles that all sides share. They have at most
+    one auxiliary domain, and a domain of the side's class. A baseline's values are from its row
+    `mean` instead. If the claim compares the first and last size or variant, but the study has only
+    one, both dicts are empty.
     """
     rows_of = {side: _select_side(per_seed, side, size, variant) for side in claim.terms}
     names_ends = any(FIRST in (side.size, side.variant) for side in rows_of)
@@ -472,7 +472,7 @@ def _average_profiles(rows: pd.DataFrame, side: Side, profiles: frozenset[str]) 
 
 
 def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Judges LOCALIZATION_CLAIMS for each method and size. Adds the column PROFILE."""
+    """Judges LOCALIZATION_CLAIMS for each method and size, on the profile MEAN."""
     judgements, means = [], per_seed[per_seed["profile"] == MEAN]
     for method, size in dict.fromkeys(zip(means["method"], means["size"], strict=True)):
         for text, name, *sides in LOCALIZATION_CLAIMS:
@@ -501,9 +501,9 @@ def judge_published(study: str) -> pd.DataFrame:
 def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
     """Adds the published verdicts to `claims`.
 
-    The column `published` has the verdict and difference, and SAID has the same in the report's
-    words. Both are for the claim's size, or for all published sizes if that size is not published.
-    If there is a published difference, the column `paper` (from the printed means) becomes NaN.
+    The column `published` has the verdict and difference. SAID has the same in the report's words.
+    If the claim's size is not published, both cover all published sizes. If there is a published
+    difference, the column `paper` (from the printed means) becomes NaN.
     """
     theirs = judge_published(study)
     keys = list(zip(claims["claim"], claims["size"], claims[VARIANT], strict=True))
@@ -544,18 +544,17 @@ def conclude(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
 
 
 def in_family(claims: pd.DataFrame) -> pd.Series:
-    """Returns a mask of the claims that Holm's correction counts: those judged by an interval."""
+    """Returns a mask of the claims judged by an interval. Holm's correction counts only these."""
     return claims["verdict"].isin(ALWAYS_COUNTED) & claims["low"].notna()
 
 
 def _correct_verdicts(claims: pd.DataFrame) -> pd.Series:
     """Returns the verdicts corrected for the number of claims. Source: Holm (1979).
 
-    The claims of `in_family` are one family. At most one family in twenty has a false "agree", and
-    at most one in twenty a false "disagree". A claim passes level j if it keeps its verdict with an
-    interval widened for j comparisons (`level_factors`). The k-th strongest of n claims must pass
-    level n + 1 - k. If a claim or any stronger claim fails, the claim's verdict becomes
-    CANNOT_TELL.
+    The claims of `in_family` are one family. At most 5% of families have a false "agree", and at
+    most 5% a false "disagree". A claim passes level j if it keeps its verdict with an interval
+    widened for j comparisons (`level_factors`). The k-th strongest of n claims must pass level
+    n + 1 - k. If a claim or any stronger claim fails, its verdict becomes CANNOT_TELL.
     """
     verdicts = claims["verdict"].mask(claims["verdict"].str.endswith(NO_INTERVAL), CANNOT_TELL)
     family = claims[in_family(claims)]

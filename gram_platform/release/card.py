@@ -138,7 +138,10 @@ def _card() -> Template:
 
 
 def _distinct(studies: Sequence[ProfileNumbers]) -> list[tuple[ProfileNumbers, list[str]]]:
-    """Returns pairs (a study's numbers, names of omitted studies that have no other rows)."""
+    """Omits each study whose rows all occur in another study.
+
+    Returns pairs (a kept study's numbers, names of studies omitted for it).
+    """
     distinct = []
     for numbers in sorted(studies, key=lambda numbers: -len(numbers.domains)):
         covering = (others for full, others in distinct if _rows(numbers) <= _rows(full))

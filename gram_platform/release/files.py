@@ -118,7 +118,7 @@ def file_names(folder: Path) -> list[str]:
 def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
     """Context manager that yields a checkpoint's tensors, loaded on access.
 
-    Raises ValueError unless the files contain exactly the tensors in the index.
+    Raises ValueError if the files' tensors differ from those in the index.
     """
     with contextlib.ExitStack() as stack:
         files = {}
@@ -134,7 +134,7 @@ def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
 
 
 def shapes_by_file(folder: Path) -> dict[str, Shapes]:
-    """Returns the tensor shapes in each file of a checkpoint."""
+    """Returns {file name: {tensor name: shape}} of a checkpoint."""
     shapes = {}
     for name in file_names(folder):
         with open_tensors(folder / name, once) as file:

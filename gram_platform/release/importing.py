@@ -2,7 +2,7 @@
 
 The option `--start IMPORT_ID` starts a study from the import. `RunConfig(model=...,
 start=View.of(import_id), ...)` starts a run, where `model` is the imported config plus any modules.
-Only safetensors files are read, one tensor at a time.
+Reads only safetensors files, one tensor at a time.
 """
 
 from collections.abc import Callable, Iterator

@@ -35,7 +35,7 @@ def parse_sources(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class AvailableModules:
-    """The modules of a run and of its branches, which are runs that started from it."""
+    """The modules of a run and of its branches, which started from it with a frozen core."""
 
     run_id: str
     trained_here: tuple[str, ...]
@@ -49,7 +49,7 @@ class AvailableModules:
         return tuple(dict.fromkeys((*self.trained_here, *self.branches)))
 
     def source(self, domain: str) -> str:
-        """Returns the run that trained the module. Raises ValueError if none or several did."""
+        """Returns the id of the only run that trained the module, or raises ValueError."""
         if domain in self.trained_here:
             return self.run_id
         runs = self.branches.get(domain, ())

@@ -27,7 +27,7 @@ ROTARY = ".rotary_emb.inv_freq"
 
 
 def of_layer(model: ModelConfig) -> dict[str, str]:
-    """Returns {our name: Hugging Face's name} of a layer's submodules, except QKV projections."""
+    """Returns {our name: Hugging Face's name} for a layer's submodules, except QKV projections."""
     return OF_BLOCK | {
         f"mlp.{ours}": f"mlp.{theirs}" for ours, theirs in STOCKS[model.architecture].mlp.items()
     }
@@ -82,7 +82,7 @@ def _foreign_layer(
 
 
 def projection_rows(model: ModelConfig) -> list[int]:
-    """Returns the number of rows of each projection in our qkv_proj."""
+    """Returns how many rows of our qkv_proj the query, key and value each have."""
     return [n * model.head_dim for n in (model.num_heads, model.num_kv_heads, model.num_kv_heads)]
 
 

@@ -82,9 +82,9 @@ class Benchmark:
 def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
     """Hashes a folder of task files. Raises ValueError if a file is unreadable.
 
-    The hash covers the files in the folder. It also covers files outside the folder if a YAML file
-    includes them, and documents that tasks read from local files outside the folder. It does not
-    cover Python modules outside the folder.
+    The hash covers the folder's files. Outside the folder, it covers files that a YAML file
+    includes, and documents that tasks generate or read from local files. It covers no Python
+    modules there.
     """
     try:
         own, outside = folder_sha256(folder), [hash_file(path) for path in _find_included(folder)]

@@ -60,7 +60,7 @@ def verification_tokens(
 ) -> tuple[torch.Tensor, str]:
     """Returns tokens_BT and a description of their source.
 
-    Takes the first tokens of each domain's validation split, or random ids if `corpus` is None.
+    Takes the first tokens of each domain's validation split. If `corpus` is None, takes random ids.
     """
     num_tokens = min(model.seq_len, NUM_TOKENS)
     if corpus is None:
@@ -123,7 +123,7 @@ def _is_written(tensor: torch.Tensor, written: DiskTensors, name: str) -> bool:
 def verify_by_transformers(
     store: Store, view: View, folder: Path, dtype: torch.dtype, tokens: Tokens
 ) -> Agreement:
-    """Compares the view's logits with those of the checkpoint in `transformers`, in float32.
+    """Loads the checkpoint in `transformers` and compares its logits with the view's, in float32.
 
     Also tests `generate`. Rounding causes small differences, because `transformers` sums in another
     order. Raises ImportError without `transformers`, and ValueError for a large difference.
@@ -151,7 +151,7 @@ def verify_by_transformers(
 def require_same_ids(corpus: PackedCorpus, folder: Path, tokens_BT: torch.Tensor) -> None:
     """Raises ValueError if `transformers` encodes a text to ids that differ from training.
 
-    Tests the text of each row of `tokens_BT`, and two texts with the end-of-text token's name.
+    Tests the text of each row of `tokens_BT`, and two that contain the end-of-text token's name.
     """
     from transformers import AutoTokenizer
 
@@ -196,7 +196,7 @@ def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) 
 def largest_difference(
     left: Model, right: Model, tokens_BT: torch.Tensor, progress: Callable[[int], None]
 ) -> tuple[float, float]:
-    """Returns the largest absolute values of (the difference of the logits, `left`'s logits).
+    """Returns (the logits' largest absolute difference, `left`'s largest absolute logit).
 
     The models `left` and `right` must have the same d_model, depth and vocabulary. `progress` is
     called with the number of completed layers.

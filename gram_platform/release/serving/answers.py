@@ -28,7 +28,7 @@ class ModelLost(Exception):
 class Metrics:
     """The Prometheus metrics of one process that serves HTTP.
 
-    The metrics' labels never contain text from a caller.
+    Their labels never contain text from a caller.
     """
 
     def __init__(self) -> None:

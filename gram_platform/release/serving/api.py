@@ -163,7 +163,7 @@ class Api:
     async def _events(self, answer: Answer, rule: TokenRule, usage: bool) -> AsyncIterator[str]:
         """Yields "" once the request is accepted, then server-sent events.
 
-        A refusal before the first item is raised. A later one is sent as an event. If `usage` is
+        Raises a refusal before the first item, and sends a later one as an event. If `usage` is
         True, sends token counts at the end (OpenAI's option `include_usage`).
         """
         no_usage = {"usage": None} if usage else {}
@@ -252,7 +252,7 @@ def _event(body: dict) -> str:
 
 @functools.cache
 def page_and_policy() -> tuple[str, str]:
-    """Returns (HTML of the samples page, Content-Security-Policy that allows only its own code)."""
+    """Returns (HTML of the samples page, Content-Security-Policy that permits only its code)."""
     page = resources.files("gram_platform.release.serving") / "page.html"
     html = page.read_text(encoding="utf-8")
     return html, (

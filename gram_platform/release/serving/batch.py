@@ -1,7 +1,7 @@
 """Generates text for several profiles in one batch, one token per sequence at each step.
 
 The B sequences use the first B rows of the key-value cache. When a sequence ends, the sequence in
-row B - 1 moves to the free row. In shapes, T is the length of the longest prompt, and V is the
+row B - 1 moves to the free row. In shapes, T is the length of the longest prompt, and V the
 vocabulary size.
 """
 
@@ -54,7 +54,7 @@ class ActiveSequence:
 
 
 class Batch:
-    """The active sequences. Not thread-safe."""
+    """The sequences being generated. Not thread-safe."""
 
     def __init__(self, reader: RowReader, vocab_size: int, end_of_text: int):
         self.reader, self.vocab_size, self.end_of_text = reader, vocab_size, end_of_text
@@ -134,8 +134,8 @@ def next_tokens(
     """Draws the next token of each row, with the row's temperature, `top_p` and random number.
 
     Returns tokens_B (int64, on the CPU). If a row's temperature is below COLDEST, takes its most
-    likely token, or the lowest id in a tie. Otherwise draws from the row's most likely tokens: as
-    few as possible, with probabilities that sum to at least `top_p`.
+    likely token, or the lowest id in a tie. Otherwise, draws from the smallest set of most likely
+    tokens whose probabilities sum to at least `top_p`.
     """
     tokens_B = logits_BV.argmax(dim=-1).cpu()
     warm = (temperatures_B >= COLDEST).nonzero()[:, 0]

@@ -72,7 +72,7 @@ class Service:
 
 @dataclass(frozen=True)
 class PreparedService:
-    """A run that can be served, and what its Ray Serve deployments need."""
+    """A run that can be served, with its model source and tokenizer."""
 
     run: RunConfig
     source: ModelSource
@@ -135,9 +135,9 @@ def ignore(*_) -> None:
 
 
 def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
-    """Serves until SIGINT or SIGTERM. Then stops the application, and a private Ray cluster.
+    """Serves until SIGINT or SIGTERM. Then stops the application, and Ray if it is private.
 
-    Must be called before Ray is imported. Raises ValueError if an argument is invalid, and Stopped
+    Call before importing Ray. Raises ValueError if an argument is invalid, and Stopped
     if Ray or Ray Serve fails.
     """
     prepared = prepare(service)
@@ -343,7 +343,7 @@ def make_environment_private() -> None:
 def choose_ray(address: str) -> str:
     """Returns the address of the Ray cluster to join, or "" to start a private cluster.
 
-    The default of `address` is `$RAY_ADDRESS`. The address `local` asks for a private cluster.
+    If `address` is "", uses `$RAY_ADDRESS`. The address `local` starts a private cluster.
     """
     address = address or os.environ.get("RAY_ADDRESS", "")
     return "" if address == "local" else address

@@ -49,7 +49,7 @@ SPARE_CALLS = 64
 # A keeper that Ray restarts has no policy until one is confirmed again.
 @ray.remote(num_cpus=0, max_restarts=-1)
 class PolicyKeeper:
-    """Holds the confirmed policy, and the number of parts of the policy file with errors.
+    """Holds the confirmed policy, and how many parts of the policy file have errors.
 
     Runs on the same machine as `gram serve`, so that both share `time.monotonic`.
     """
@@ -61,7 +61,7 @@ class PolicyKeeper:
         self._confirmed = policy, num_left_out, read_at
 
     def read(self) -> tuple[Policy, int, float]:
-        """Returns (policy, number of parts with errors, age of the policy in seconds).
+        """Returns (policy, number of parts with errors, the policy's age in seconds).
 
         Raises RuntimeError if no policy has been confirmed yet.
         """
@@ -155,9 +155,9 @@ class RemoteCompletions:
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Returns True if `error` is a CancelledError because the running task is cancelled.
+    """Returns True if `error` is a CancelledError and the running task is being cancelled.
 
-    Returns False if only an awaited task is cancelled.
+    Returns False if only an awaited task was cancelled.
     """
     return isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling() > 0
 

@@ -33,7 +33,7 @@ STALL_S = 120.0
 
 @dataclass(frozen=True)
 class Delivery:
-    """New tokens of a request. `end` is "" except in the request's last delivery."""
+    """New tokens of a request. Only the request's last delivery has an `end`."""
 
     tokens: tuple[int, ...] = ()
     # "", `batch.STOP`, `batch.LENGTH` or the code of a refusal.

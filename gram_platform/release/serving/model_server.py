@@ -79,9 +79,9 @@ class ModelServer:
         """Yields a request's deliveries.
 
         The first delivery is empty. If the request is rejected, there is one delivery, whose `end`
-        says why. Each delivery has the tokens of `PAUSE_S` seconds (of `BEAT_S` seconds if `whole`
-        is True). Without tokens, sends an empty delivery every `BEAT_S` seconds, so that a caller
-        notices if this process is dead. If the request's grant has changed or expired, the next
+        says why. Each delivery has the tokens of `PAUSE_S` seconds, or `BEAT_S` seconds if `whole`
+        is True. If there are none, sends an empty delivery every `BEAT_S` seconds, so that a caller
+        notices if this process dies. If the request's grant has changed or expired, the next
         delivery ends the stream.
         """
         grant = self._find_grant(digest, profile)

@@ -1,4 +1,4 @@
-"""Parses and writes a policy, a text that maps tokens to profiles and profiles to modules.
+"""Parses and writes policies in TOML, which map tokens to profiles and profiles to modules.
 
     [profiles.open]
     modules = []                                # only core
@@ -57,7 +57,7 @@ class NotGranted(Exception):
 
 @dataclass(frozen=True)
 class Grant:
-    """What a request may use. Created only by `Policy.grant`."""
+    """The profile and weights that a request may use. Created only by `Policy.grant`."""
 
     holder: str
     profile: str
@@ -84,7 +84,7 @@ class Policy:
     tokens: tuple[TokenRule, ...]
 
     def holder(self, digest: str) -> TokenRule | None:
-        """Returns the rule of the token with this digest, or None. Equally fast for all digests."""
+        """Returns the rule with this digest, or None. Takes equally long for all digests."""
         match = None
         for rule in self.tokens:
             if hmac.compare_digest(rule.sha256.encode(), digest.encode()):
@@ -124,7 +124,7 @@ class Policy:
                     )
 
     def not_loaded(self, loaded: Collection[str]) -> dict[str, ValueError]:
-        """Returns {profile: error} for each granted profile that has a module not in `loaded`."""
+        """Returns {profile: error} for the tokens' profiles that need a module not in `loaded`."""
         memory, errors = ", ".join(loaded) or "none", {}
         for name, modules in self._profiles_of_tokens.items():
             if missing := [module for module in modules if module not in loaded]:

@@ -67,7 +67,7 @@ def policy_text(path: str) -> str:
 
 
 def _find_open_folder(path: Path) -> str:
-    """Returns a folder above `path` whose entries every user can replace, or "".
+    """Returns a folder above `path` whose entries every user can replace. If none, returns "".
 
     Also checks the folders above the targets of symbolic links. A folder on a read-only file system
     is safe. A folder with the sticky bit, such as /tmp, is safe if its entry that leads to `path`

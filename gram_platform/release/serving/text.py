@@ -34,8 +34,8 @@ class Vocabulary:
     def prompt_ids(self, request: CompletionRequest) -> tuple[int, ...]:
         """Returns the prompt's token ids, or an end-of-text token for an empty prompt.
 
-        Raises Refusal 400 if the prompt and `max_tokens` exceed the context, an id is unknown, or
-        the text cannot be encoded.
+        Raises Refusal 400 if the prompt and `max_tokens` together exceed the context, an id is
+        unknown, or the text cannot be encoded.
         """
         # The model does not read the last drawn token.
         room = self.context + 1 - request.max_tokens
@@ -66,8 +66,8 @@ class Vocabulary:
 class TextStream:
     """Decodes tokens incrementally.
 
-    `add` holds back an incomplete character, and text that may begin a stop sequence. The
-    text ends before the first stop sequence, and `stopped` is then True.
+    `add` holds back an incomplete character, and text that may begin a stop sequence.
+    The text ends before the first stop sequence, and `stopped` is then True.
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: tuple[str, ...]):
