@@ -143,10 +143,10 @@ def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
 
 
 def rms_of_means(cell: pd.DataFrame) -> float:
-    """Returns the root mean square, over shares of steps, of the mean error over seeds.
+    """Averages errors over seeds at each share of steps. Returns the root mean square of the means.
 
-    `cell` has the columns `share, seed, error`. Shares with one seed are left out. Returns NaN if
-    no share remains. The variance between seeds is not subtracted, since with three seeds the
+    `cell` has the columns `share, seed, error`. Shares with one seed are left out. If no share
+    remains, returns NaN. The variance between seeds is not subtracted, since with three seeds the
     result would then often be 0.
     """
     means = cell.groupby(["share", "seed"])["error"].mean().groupby("share").agg(["mean", "count"])
@@ -155,7 +155,7 @@ def rms_of_means(cell: pd.DataFrame) -> float:
 
 
 class UnitError(NamedTuple):
-    """Errors of ratios beyond the spread over seeds: half-widths of 90% intervals, or NaN."""
+    """Half-widths of 90% intervals for errors that no spread over seeds shows. NaN if unknown."""
 
     ratio: float
     # The error of a difference of two ratios of one class by the same curves.
@@ -168,10 +168,11 @@ UnitErrors = Mapping[tuple[str, str], UnitError]
 
 
 def measure_errors(errors: pd.DataFrame) -> pd.DataFrame:
-    """Summarises the errors of a calibration's finished baselines, one row per size and class.
+    """Summarises the `unit` errors of finished baselines in one row per size and class.
 
-    Returns a table with MEASURED_COLUMNS. Leaves out shares of steps that are below LOWEST_SHARE or
-    have only one seed. A size and class with fewer than two remaining shares has no row.
+    Returns a table with MEASURED_COLUMNS. A share is a baseline's steps divided by the reference's.
+    Shares below LOWEST_SHARE or with only one seed are left out. A size and class with fewer than
+    two remaining shares has no row.
     """
     unit, rows = _select_shares(errors[errors["error_of"] == UNIT]), []
     for (size, name), cell in by_class(unit).groupby(["size", "domain"], sort=False):
@@ -195,10 +196,10 @@ def load_errors() -> pd.DataFrame:
 def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int) -> list[dict]:
     """Chooses measured errors of compute ratios for a size.
 
-    Returns one row of FILE_COLUMNS per class. The row is that of the size on `corpus` nearest to
-    `parameters` and `steps`, if both differ by at most the factor NEAR. Otherwise it has the
-    largest `ratio` and the largest `difference` of the sizes, on any corpus, whose parameters
-    differ by at most NEAR. `places` lists the (corpus, size) pairs used.
+    Returns one row of FILE_COLUMNS per class, or none if no size is near. The row is that of the
+    size on `corpus` nearest to `parameters` and `steps`, if both differ by at most the factor NEAR.
+    Otherwise it has the largest `ratio` and the largest `difference` of the sizes, on any corpus,
+    whose parameters differ by at most NEAR. `places` lists the (corpus, size) pairs used.
     """
     apart, steps_apart = (
         np.maximum(rows[name] / number, number / rows[name])
@@ -228,8 +229,9 @@ def effective_freedom(number: int, lags: Sequence[float]) -> float:
 def errors_by_class(stored: Iterable[Mapping]) -> UnitErrors:
     """Converts rms errors to half-widths with t quantiles. Returns {(size, class): UnitError}.
 
-    The rows have `size`, `class`, `num_shares`, `ratio` and `difference`. The last two are root
-    mean squares. A row of the class AUXILIARY yields the errors of retain, forget and elicited.
+    `stored` has rows with `size`, `class`, `num_shares`, `ratio` and `difference`. The last two are
+    root mean squares. A row of the class AUXILIARY yields the errors of retain, forget and
+    elicited.
     """
     errors = {}
     for row in stored:

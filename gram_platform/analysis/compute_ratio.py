@@ -34,7 +34,10 @@ LOWEST, HIGHEST = 1e-6, 1e6
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """The curve L(s) = A (s + s0)^-alpha. Stores s0 + first_step instead of s0."""
+    """The curve L(s) = A (s + s0)^-alpha.
+
+    The field `offset` is s0 + first_step. If it is small, s0 alone would round it off.
+    """
 
     alpha: float
     offset: float
@@ -65,12 +68,12 @@ class LearningCurve:
 
     @property
     def step_rms(self) -> float:
-        """The rms relative error of the step that the curve gives for a loss, to first order."""
+        """Estimates the rms relative error of `step` from the residuals of the log loss."""
         return self.rms / self.alpha
 
     @property
     def poor(self) -> bool:
-        """True if `step_rms` is larger than that of every published fit."""
+        """True if `step_rms` exceeds that of every published fit."""
         return self.step_rms > PUBLISHED_STEP_RMS[1]
 
     def loss(self, step):
@@ -104,7 +107,6 @@ def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> Learn
     alpha > 0 fits.
     """
     s, y = _points(steps, losses)
-    # The candidates of s0 + min(s) [G].
     offsets = np.geomspace(LOWEST * _scale(s), HIGHEST * float(s.max()), GRID_POINTS)
     rss = _profile(offsets, s, y)
     if not np.isfinite(rss).any():
@@ -134,7 +136,7 @@ def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> Learn
 
 
 def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
-    """Returns step(loss) / mean(step(baseline_losses)). Above 1 is better than the baseline.
+    """Returns step(loss) / mean(step(baseline_losses)). A ratio above 1 beats the baseline.
 
     `loss` is a number or an array. `baseline_losses` has the final loss of each baseline seed on
     the same domain. All are in nats per token. Raises ValueError for losses <= 0, if
@@ -156,7 +158,7 @@ def _scale(s: np.ndarray) -> float:
 
 
 def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns the residual sum of squares of the fit at each offset [G], or inf if alpha <= 0."""
+    """Returns the fit's sum of squared residuals for each s0 + min(s) [G], or inf if alpha <= 0."""
     rows, centred, parts = max(1, NUMBERS_AT_ONCE // len(s)), y - y.mean(), []
     for start in range(0, len(offsets), rows):
         x = np.log1p((s - s.min()) / offsets[start : start + rows, None])

@@ -55,7 +55,7 @@ class Interval(NamedTuple):
 
 
 def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = None) -> Interval:
-    """Returns the mean of `values`, one per seed, and its interval, mean -+ t(n-1) sd / sqrt(n).
+    """Returns the mean of `values` (one per seed) and the interval mean -+ t(n-1) sd / sqrt(n).
 
     n is the number of values that are not NaN, and sd is their standard deviation. If the
     jackknife's `pseudo_values` are given, one per seed, sd is the standard deviation of these. The
@@ -88,7 +88,7 @@ def with_pseudo_values(
 
 
 def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Replaces the columns `names` by their pseudo-values, `<name>` + PSEUDO_SUFFIX, if present."""
+    """Returns `values` with pseudo-values in those columns in `names` that have them."""
     pseudo = {n: values[n + PSEUDO_SUFFIX] for n in names if n + PSEUDO_SUFFIX in values}
     return values.assign(**pseudo)
 

@@ -2,11 +2,11 @@
 
 Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". A
 token's increase is its loss minus that of the baseline of the same size and seed. The paper shades
-sentences. We summarise validation sequences by
+sentences by it. We summarise validation sequences by
 
 - the Gini coefficient of the positive increases,
 - the share of tokens with a positive increase, and
-- the part of all positive increases that falls on the top tenth of tokens.
+- the fraction of all positive increases that falls on the top tenth of tokens.
 
 The control is the baseline of another seed. Its increases show how concentrated noise is.
 """
@@ -38,7 +38,7 @@ TOKEN_SHARES = np.linspace(0.0, 1.0, NUM_POINTS)
 
 @dataclass(frozen=True)
 class MeasuredTokens:
-    """The losses of one view on each token of the validation sequences."""
+    """The losses of one view (method, size, seed and profile) on each validation token."""
 
     method: str
     size: str
@@ -81,10 +81,10 @@ def gini(values: np.ndarray) -> float:
 
 
 def concentration_curve(values: np.ndarray) -> np.ndarray:
-    """Returns the part of the sum that the largest values hold.
+    """Returns the fraction of the sum of `values` that falls on the largest values.
 
-    The result [NUM_POINTS] has a part for each of TOKEN_SHARES, the share of values that count as
-    the largest. Values are >= 0. The result is NaN if all values are 0.
+    For point i of the result [NUM_POINTS], the fraction TOKEN_SHARES[i] of all values counts as the
+    largest. Values are >= 0. The result is NaN if all values are 0.
     """
     held = np.concatenate([[0.0], np.cumsum(np.sort(values, axis=None)[::-1])])
     with np.errstate(invalid="ignore"):
@@ -185,9 +185,9 @@ class ShadedText:
 
 
 def shading_scale(increases: np.ndarray) -> float:
-    """Returns the `scale` of `shades`: the CALIBRATION quantile of tokens' loss increases [T].
+    """Returns the CALIBRATION quantile of loss increases [T], which is the `scale` of `shades`.
 
-    Returns NaN if the quantile is <= 0.
+    If it is <= 0, returns NaN.
     """
     scale = float(np.quantile(increases, CALIBRATION))
     return scale if scale > 0.0 else np.nan

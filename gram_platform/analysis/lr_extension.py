@@ -1,8 +1,7 @@
 """Extends a grid of learning rates and batches towards a minimum at its border [ours].
 
 The paper's grids are fixed. A minimum at or beyond a side of the grid is unreliable, so we add a
-value beyond this side. We add none if all cells of the side diverged or failed, or once enough
-values were added there.
+value beyond this side.
 """
 
 import math

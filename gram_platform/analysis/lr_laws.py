@@ -86,7 +86,7 @@ def laws_table(trials: pd.DataFrame, fit: Fit = OUR_FIT, num_resamples: int = 20
     """Returns a table with LAW_COLUMNS: a row for the law of `lr` and one for the law of `batch`.
 
     - `sizes`: the sizes whose optima are fitted
-    - `smallest, largest`: the smallest and the largest of their parameter counts
+    - `smallest, largest`: their smallest and largest parameter counts
     - `left_out`: all other sizes, with reasons
     - `no_law`: the reason why the fit is rejected, or "" if it is accepted
 
@@ -103,7 +103,7 @@ def window_table(
 ) -> pd.DataFrame:
     """Fits the laws of `lr` and `batch` with each window (see `Fit`). Returns one row per window.
 
-    The widest is first. Without a window (NaN), all cells are used.
+    The widest window is first. The window None, shown as NaN, uses all cells.
     """
     rows, names = [], {"exponent": "exponent", "t_low": "low", "t_high": "high", "r2": "r2"}
     for window in sorted(set(windows), key=lambda w: -math.inf if w is None else -w):
@@ -188,9 +188,9 @@ def _predict(law: Law | None, parameters: float, seq_len: int) -> tuple[float, f
 def spread_interval(
     deviations: np.ndarray, freedoms: np.ndarray, weights: np.ndarray, centre: float
 ) -> Interval:
-    """Returns a weighted sum of J sizes' log optima with its 90% interval.
+    """Returns `centre` and its 90% interval from resamples of the seeds.
 
-    The sum is given as `centre`, and its weights as `weights` [J]. `deviations` [R, J] are the log
+    `centre` is the sum of J sizes' log optima times `weights` [J]. `deviations` [R, J] are the log
     optima of R resamples of the seeds minus the log optima of all seeds, or NaN where a resample
     failed. Resampling n seeds understates their spread by the factor sqrt((n-1)/n), so the caller
     must divide `deviations` by this factor. `freedoms` [J] are the numbers of seeds minus 1.
@@ -269,7 +269,7 @@ def bootstrap_laws(
 def _optima(sizes: list[float], groups: list[list[np.ndarray]], fit: Fit) -> np.ndarray:
     """Returns the learning rates and batches [2, J] at the minima of J sizes' surfaces.
 
-    `groups` has, for each size, an array [n, 3] of lr, batch and loss for each seed.
+    `groups` has a list per size, with an array [n, 3] of lr, batch and loss per seed.
     """
     optima = []
     for seeds in groups:
@@ -294,7 +294,7 @@ def _slope_weights(sizes: Sequence[float]) -> np.ndarray:
 
 
 def make_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law | None:
-    """Converts a `laws_table` to a law for the ladder. Returns None if nothing was fitted."""
+    """Converts a `laws_table` to a `Law`. Returns None if nothing was fitted."""
     rows, fitted = laws.set_index("quantity"), ["coefficient", "exponent"]
     if rows[fitted].isna().any(axis=None):
         return None
@@ -314,7 +314,7 @@ def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
 
 
 def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
-    """Returns each size's learning rate and batch from our law, the paper's law and the ladder.
+    """Returns each size's learning rate and batch by our law, by the paper's and in the ladder.
 
     A law's values are NaN if it is missing, rejected or fitted too far from the size.
     `times_beyond` is the factor by which the size lies beyond our law's range. Batches are in

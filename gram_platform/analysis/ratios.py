@@ -76,7 +76,7 @@ def baseline_references(
 
     A baseline is used if it has a curve and final losses. With `leave_out`, each curve is also
     fitted without each seed in turn, for the jackknife. If the frames have only one seed,
-    the notes call it `only_seed`.
+    `only_seed` names it for the notes.
     """
     references, notes, of_seed = {}, [], f", seed {only_seed}" if only_seed else ""
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
@@ -165,9 +165,9 @@ def fits_frame(references: dict) -> pd.DataFrame:
 def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd.DataFrame, Notes]:
     """Returns (rows, notes), with one row per view and domain. Skips sizes without a reference.
 
-    The columns of `evaluations` without losses are followed by `domain`, `class`, `loss` and
+    The columns are those of `evaluations` except the losses, and `domain`, `class`, `loss` and
     `compute_ratio` (`Reference.ratio`). The class is core for the core domain, retain for auxiliary
-    domains that the view retains, and forget for all other auxiliary domains.
+    domains that the view retains, and forget for all others.
     """
     carried = [c for c in evaluations.columns if not c.startswith(PREFIX)]
     complete = evaluations[evaluations["size"].isin([size for size, _ in references])]
@@ -236,7 +236,7 @@ def _unknown(rows: pd.DataFrame, why: str) -> Notes:
 
 
 def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
-    """Returns PER_NAT [N] > 0: how far each compute ratio falls per nat of loss. NaN if unknown."""
+    """Returns how far each compute ratio falls per nat of loss, [N] > 0. NaN if unknown."""
     values, losses = np.full(len(ratios), np.nan), ratios["loss"].to_numpy(float)
     losses = np.where(ratios["compute_ratio"].isna(), np.nan, losses)
     for key, rows in ratios.groupby(["size", "domain"]).indices.items():
@@ -329,6 +329,6 @@ def sort_rows(
 
 
 def profile_key(profile: str) -> tuple:
-    """Returns a sort key with the order core, core+a, core+a+b, all, mean."""
+    """Returns a key that sorts profiles as core, core+a, core+a+b, all, mean."""
     last = {ALL: 1, MEAN: 2}.get(profile, 0)
     return last, str(profile).count("+"), str(profile)

@@ -29,12 +29,12 @@ Curve = Sequence[tuple[float, float]]
 
 
 def recover(curve: Curve, start: float, end: float, mark: float) -> tuple[float, bool]:
-    """Returns (the number of steps that an attack needs to reach a mark, True).
+    """Returns an attack's number of steps to a mark, and whether it reaches the mark.
 
     The mark is `mark` percent of the way from loss `start` to loss `end`. If the attack does not
-    reach the mark, returns (the attack's number of steps, False). `curve` has (step, loss) of at
-    least one evaluation, with losses in nats per token. Raises ValueError unless steps are positive
-    and increase, losses are finite and positive, and 0 < mark <= 100.
+    reach it, returns its total steps and False. `curve` has (step, loss) of at least one
+    evaluation, with losses in nats per token. Raises ValueError unless steps are positive and
+    increase, losses are finite and positive, and 0 < mark <= 100.
     """
     require_real("mark", mark, 0.0, 100.0, open_low=True)
     steps, losses = np.array([(0.0, start), *curve], float).T
@@ -50,7 +50,7 @@ def recover(curve: Curve, start: float, end: float, mark: float) -> tuple[float,
 
 
 def recover_row(curve: Curve, num_tokens: float, start: float, end: float) -> list[float]:
-    """Returns the values of RECOVERY for an attack on `num_tokens` tokens.
+    """Returns the values of the columns RECOVERY for an attack that trains on `num_tokens` tokens.
 
     All values are NaN if `curve` is empty or any other argument is not positive.
     """

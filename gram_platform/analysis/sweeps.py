@@ -55,9 +55,9 @@ class SweepAnalysis:
 def analyse_sweeps(losses: StudyLosses, sizes: Sequence[str] = ()) -> SweepAnalysis:
     """Returns all tables of a sweep.
 
-    Views and attacks also have the columns `knob` and `value`, ignored for the baseline. A view
-    that belongs to points of several knobs has one row per knob. A note names the points that it
-    concerns, unless it concerns all points. Raises ValueError like `tables.analyse`.
+    Views and attacks also need the columns `knob` and `value`, which are ignored for the baseline.
+    A view that belongs to points of several knobs has one row per knob. A note names the points
+    that it concerns, unless it concerns all points. Raises ValueError like `tables.analyse`.
     """
     evaluations, attacks = losses.evaluations, losses.attacks
     views = pd.concat([evaluations, losses.views])

@@ -286,9 +286,9 @@ def over_seeds(
 def join_notes(
     missing: Mapping[Hashable, pd.DataFrame], named: Callable[[list], str]
 ) -> pd.DataFrame:
-    """Merges the notes `what, why` of the frames in `missing`, {key: frame}.
+    """Merges the frames of notes in `missing`, {key: frame with the columns `what, why`}.
 
-    If some frames lack a note, its text `what` gets the prefix `named(keys)`, with the keys of the
+    If some frames lack a note, its `what` gets the prefix `named(keys)`. These are the keys of the
     frames that have the note.
     """
     places: dict[tuple[str, str], list] = {}
@@ -330,7 +330,7 @@ def average_rows(frame: pd.DataFrame, keys: Sequence[str], value: str) -> pd.Dat
 
 
 def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
-    """Adds the column `runs`: the `run_names` of the evaluated runs behind each row, or ""."""
+    """Adds a column `runs` with the `run_names` of the runs evaluated for each row, or ""."""
     keys = [column for column in (VARIANT, *ROW) if column in table]
     if "run_id" not in ratios or table.empty:
         return table.assign(runs="")
@@ -351,7 +351,7 @@ def run_names(run_ids: pd.Series) -> str:
 
 
 def table_csv(frame: pd.DataFrame, fractions: str | None = "%.6f") -> str:
-    """Returns the frame as CSV, without the POINTS columns (single values, if there are two seeds).
+    """Returns the frame as CSV, without the POINTS columns, which hold the values of two seeds.
 
     `fractions` is a format for floats, or None for all digits. Text that a spreadsheet would run
     as a formula gets a leading apostrophe.

@@ -66,7 +66,7 @@ def values_text(row: Mapping, names: Iterable[str]) -> str:
 
 
 def link_trials(trials: pd.DataFrame, urls: Mapping[str, str]) -> pd.DataFrame:
-    """Adds the column `url`: the first page that `urls` has for a run of the trial, or ""."""
+    """Adds a column `url` with the first page in `urls` of a run of the trial, or ""."""
     pages = [
         next((urls[run] for run in str(runs).split() if urls.get(run)), "")
         for runs in trials[RUNS].fillna("")

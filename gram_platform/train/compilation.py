@@ -60,9 +60,10 @@ class Compilation:
     def attempt(
         self, compiled: Callable[..., Result], plain: Callable[..., Result], *inputs
     ) -> Result:
-        """Calls `compiled`. Calls `plain` if this fails or a compiled function failed earlier.
+        """Calls `compiled`, or `plain` if this fails.
 
-        Does not catch out-of-memory errors.
+        After any failure, calls `plain`, unless this forward pass already ran `compiled`. Does not
+        catch out-of-memory errors.
         """
         if self.has_failed and compiled not in self.used:
             return plain(*inputs)

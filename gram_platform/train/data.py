@@ -35,10 +35,8 @@ class Separator:
     def of_responses(self, sequences: np.ndarray) -> np.ndarray:
         """Returns which targets belong to a response, bool [num_sequences, seq_len].
 
-        A response includes the token that ends its document.
-
-        A sequence begins inside a response if a document ends before the first separator. Otherwise
-        it begins in a prompt.
+        A response includes the token that ends its document. A sequence begins inside a response if
+        a document ends before the first separator. Otherwise it begins in a prompt.
         """
         # 1 if a response begins after the token, -1 if a prompt does.
         begins = np.zeros(sequences.shape, dtype=np.int8)
@@ -87,10 +85,10 @@ class ScheduleReader:
     def weights(
         self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1
     ) -> tuple[Tensor, ...]:
-        """Returns a rank's loss weights: (float32 [micro_batch / num_ranks, seq_len],).
+        """Returns a rank's loss weights in a tuple, float32 [micro_batch / num_ranks, seq_len].
 
         Prompt tokens have weight 0. All response tokens have the same weight, such that the mean
-        weight of the micro-batch's tokens is 1. Returns () if there is no separator.
+        weight of the micro-batch's tokens is 1. Without a separator, returns ().
         """
         if self.separator is None:
             return ()

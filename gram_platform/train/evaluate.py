@@ -38,12 +38,12 @@ def domain_losses(
     num_sequences: int,
     active: Active,
 ) -> dict[str, float]:
-    """Returns each domain's mean cross entropy in nats per token of its first `num_sequences` rows.
+    """Returns the mean loss of each domain's first `num_sequences` rows.
 
-    `active(domain)` returns the module weights for a domain's batches. All ranks must call this.
-    Each rank evaluates every `num_ranks`th batch, but returns all domains' losses. Batches are not
-    split, so the losses are bitwise equal on any number of ranks. A rank without a batch repeats
-    the last one, so that all ranks make the same number of passes.
+    The loss is the cross entropy in nats per token. `active(domain)` returns the module weights for
+    a domain's batches. All ranks must call this. Each rank evaluates every `num_ranks`th batch, but
+    returns all losses. Batches are not split, so the losses are bitwise equal on any number of
+    ranks. A rank without a batch repeats the last one, so that all ranks make equally many passes.
     """
     batches = _batches(learner.config.model, arrays, domains, num_sequences, learner.device)
     losses = [torch.zeros((), device=learner.device)] * len(batches)
@@ -59,7 +59,7 @@ def domain_losses(
 
 
 def validation_losses(learner: Learner, arrays: Arrays) -> dict[str, float]:
-    """Returns the `domain_losses` of an evaluation point, with all modules active.
+    """Returns the `domain_losses` on the config's `eval_points`, with all modules active.
 
     Gathers weights only once. All ranks must call this.
     """
@@ -75,8 +75,8 @@ def validation_losses(learner: Learner, arrays: Arrays) -> dict[str, float]:
 def progress_losses(learner: Learner, arrays: Arrays, num_sequences: int) -> dict[str, float]:
     """Returns `validation_losses` on each domain's first `num_sequences` rows, in small passes.
 
-    Needs no more memory than training: a pass has no more rows than in training, and a sharded
-    model gathers its weights as in training. A pass can mix domains. All ranks must call this.
+    Needs no more memory than training, since passes have no more rows and a sharded model gathers
+    weights likewise. A pass can mix domains. All ranks must call this.
     """
     config, active = learner.config, dict.fromkeys(learner.config.model.module_domains, 1.0)
     rows = np.concatenate([arrays[domain][:num_sequences] for domain in config.eval_points.domains])
@@ -195,9 +195,9 @@ def sample_continuations(
 ) -> tuple[Tensor, Tensor]:
     """Returns sampled continuations (int64 tokens_BC, float64 surprisals_BC) on the CPU.
 
-    For each of B prompts of P tokens, draws C tokens, using one random number of `uniforms_BC` for
-    each. The surprisal is -log of the token's probability, in nats. Raises ValueError unless prompt
-    and continuation fit into the model's context.
+    Draws C tokens for each of B prompts of P tokens, with one random number of `uniforms_BC` each.
+    The surprisal is -log of the token's probability, in nats. Raises ValueError unless prompt and
+    continuation fit into the model's context.
     """
     num_prompt, num_tokens = prompts_BP.shape[1], uniforms_BC.shape[1]
     # The model never reads the last token.
@@ -239,10 +239,7 @@ class CachedAttention(nn.Module):
     def forward(
         self, x_BTD: Tensor, _: None, rotary: Rotary, mask_BTT: Tensor | None = None
     ) -> Tensor:
-        """Applies the document mask only in the first call.
-
-        If more calls follow, each row must be one document.
-        """
+        """Applies the document mask in the first call. Later calls need one document per row."""
         first = 0 if self.cache is None else self.cache[0].shape[2]
         q_BHTh, *new = self.attention.heads(x_BTD, rotary, first)
         if self.cache is not None:

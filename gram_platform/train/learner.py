@@ -134,7 +134,7 @@ class Learner:
 
     @torch.no_grad()
     def teach(self, tokens_BT: Tensor, number: int) -> Sequence[Tensor | None]:
-        """Returns teacher logits of `number` micro-batches, each None if there is no teacher."""
+        """Returns the teacher's logits of `number` micro-batches, or Nones without a teacher."""
         if self.teacher is None:
             return [None] * number
         return self.teacher.forward(tokens_BT, NO_MODULES).chunk(number)
@@ -180,7 +180,7 @@ class Learner:
             add_gradients(pairs)
 
     def evaluating(self) -> contextlib.AbstractContextManager:
-        """Returns a context manager for forward passes in which ranks gather weights only once."""
+        """Returns a context manager in which forward passes gather weights only once."""
         return contextlib.nullcontext()
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class Learner:
         return clip_gradients(self.master_sets, self.config.optimizer)
 
     def step(self, rate: float) -> None:
-        """Runs AdamW on sets with gradients, clears the gradients and updates the model."""
+        """Runs AdamW on parameter sets with gradients, clears them and updates the model."""
         trained = [
             name
             for name, named in self.master_sets.items()
@@ -235,7 +235,7 @@ class Learner:
         return pieces
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Returns (first, stop) of the rows of a tensor that this process has."""
+        """Returns (first, stop) of this process's rows of a tensor."""
         return all_rows(name, shape)
 
     def load_state(self, state: Mapping[str, Tensor | Piece]) -> None:

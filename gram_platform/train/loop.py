@@ -123,7 +123,7 @@ def _run_pass(
     """Runs a pass (one or more micro-batches, or a part of one) forward and backward.
 
     Returns the micro-batches' detached cross entropies and minimised losses, [2,
-    len(micro_batches)]. Gradients are divided by `num_losses`, the number of the window's losses.
+    len(micro_batches)]. Divides gradients by the window's number of losses, `num_losses`.
     """
     number = len(micro_batches)
     trained = frozenset().union(*(micro_batch.route.trained for micro_batch in micro_batches))

@@ -133,7 +133,6 @@ def maxent_entropy(logits_BTV: Tensor) -> Tensor:
     return (log_p.exp() * log_p).sum(-1).mean() + math.log(log_p.shape[-1])
 
 
-# By the kind of the objective.
 MAXENT = {"maxent_kl": maxent_kl, "maxent_entropy": maxent_entropy}
 
 
@@ -160,11 +159,11 @@ def training_loss(
 ) -> Tensor:
     """Returns the loss to minimise for a micro-batch of `domain`.
 
-    For misdirection, `activations` are (x, target). For distillation, `taught_BTV` are the
-    teacher's logits. Unlearning minimises F(forget batch) + w R(retain batch). R is the cross
-    entropy, and F is the MaxEnt loss or minus the cross entropy. For misdirection, F and R are the
-    distance of activations from their target. F and R are doubled, because the loop divides by the
-    number of all micro-batches, of which half have F and half have R.
+    Unlearning minimises F(forget batch) + w R(retain batch). R is the cross entropy, and F is the
+    MaxEnt loss or minus the cross entropy. For misdirection, F and R are the distance between the
+    two `activations` (x, target). F and R are doubled, because the loop divides by the number of
+    all micro-batches, of which half have F and half have R. Distillation compares with the
+    teacher's logits, `taught_BTV`.
     """
     if objective.kind == "cross_entropy":
         return cross_entropy_loss
@@ -181,7 +180,7 @@ def training_loss(
 
 
 class Misdirection:
-    """Provides what RMU compares: a layer's output in the trained model, and its target.
+    """Provides a layer's output in the trained model, and the target that RMU compares it with.
 
     On forget domains the target is a fixed random vector. Its components are drawn from the seed,
     uniformly in [0, 1) as in the authors' code, and then scaled to the norm `steering`. On other
@@ -214,7 +213,10 @@ class Misdirection:
         return x_BTD.detach()
 
     def activations(self, domain: str, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (x_BTD, target) for the last forward pass, whose input was `tokens_BT`."""
+        """Returns the layer's output x_BTD in the last forward pass, and its target.
+
+        The pass read `tokens_BT`. The target is [D] on forget domains, and [B, T, D] on others.
+        """
         x_BTD = self.kept.pop("trained")
         if domain in self.objective.forget:
             return x_BTD, self.target_D

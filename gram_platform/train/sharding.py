@@ -28,9 +28,9 @@ from gram_platform.train.optimizers import Sets
 
 
 def rank_mesh(device: str, shards: int) -> DeviceMesh:
-    """Returns a mesh [ranks], or [machines, ranks] if each machine has a copy of the weights.
+    """Returns a mesh [machines, ranks] if several machines each hold all weights, or else [ranks].
 
-    Each machine has a copy if all machines have `shards` ranks. Otherwise all ranks share one copy.
+    Each machine holds them if all machines have `shards` ranks. Otherwise all ranks share one copy.
     Ray Train sets LOCAL_WORLD_SIZE and numbers the ranks of a machine consecutively.
     """
     num_ranks = dist.get_world_size()
@@ -89,8 +89,7 @@ class ShardedLearner(Learner):
     def _warm_up(self) -> None:
         """Runs a first pass with all weights trainable.
 
-        In its first pass, FSDP2 fixes the dtype in which it will reduce a weight's gradient, but
-        only if the weight is trainable then.
+        In this pass, FSDP2 fixes the dtype in which it reduces the gradients of trainable weights.
         """
         for parameter in self.model.parameters():
             parameter.requires_grad_(True)
