@@ -58,8 +58,8 @@ FILE_COLUMNS = ["corpus", "parameters", "steps", *MEASURED_COLUMNS]
 def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.DataFrame:
     """Returns the errors of finished baselines' compute ratios, with ERROR_COLUMNS.
 
-    Each rated baseline has one row per domain with a known ratio. `unit` is the name of the
-    reference's variant in `ratios` and `curves`. All other variants are rated.
+    `unit` is the name of the variant whose baselines are the reference. Each baseline of another
+    variant has one row per domain with a known ratio.
     """
     # A curve's last point is after training.
     num_steps = curves.groupby("run_id")["step"].max()
@@ -196,10 +196,10 @@ def load_errors() -> pd.DataFrame:
 def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int) -> list[dict]:
     """Chooses measured errors of compute ratios for a size.
 
-    Returns one row of FILE_COLUMNS per class, or none if no size is near. The row is that of the
-    size on `corpus` nearest to `parameters` and `steps`, if both differ by at most the factor NEAR.
-    Otherwise it has the largest `ratio` and the largest `difference` of the sizes, on any corpus,
-    whose parameters differ by at most NEAR. `places` lists the (corpus, size) pairs used.
+    Returns one row of FILE_COLUMNS per class. Uses the size on `corpus` that is nearest to
+    `parameters` and `steps`, if both are within a factor of NEAR. Otherwise takes all sizes on any
+    corpus whose parameters are within this factor, and returns their largest `ratio` and largest
+    `difference`, or no row if there is no such size. `places` lists the (corpus, size) pairs used.
     """
     apart, steps_apart = (
         np.maximum(rows[name] / number, number / rows[name])

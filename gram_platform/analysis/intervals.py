@@ -88,7 +88,7 @@ def with_pseudo_values(
 
 
 def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Returns `values` with pseudo-values in those columns in `names` that have them."""
+    """Returns `values` with each column in `names` replaced by its pseudo-values, if it has any."""
     pseudo = {n: values[n + PSEUDO_SUFFIX] for n in names if n + PSEUDO_SUFFIX in values}
     return values.assign(**pseudo)
 

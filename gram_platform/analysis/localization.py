@@ -135,10 +135,9 @@ def _measure(losses: np.ndarray, reference: np.ndarray) -> dict:
 def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Localization:
     """Returns all tables from the rows of `localize`.
 
-    `missing` lists the views without losses as tuples of VIEW. For each method, size, class and
-    seed, a row with profile and domain `mean` averages over all pairs of a profile and a domain.
-    This row leaves out profiles that retain several domains, unless the class is CONTROL. A method,
-    size and seed with a view in `missing` have no such row.
+    For each method, size, class and seed, a row with profile and domain `mean` averages over all
+    pairs of a profile and a domain. It leaves out profiles that retain several domains, except in
+    the class CONTROL. If `missing` has a view (VIEW) of a method, size and seed, they have no mean.
     """
     is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
     lacking = {view[:3] for view in missing}

@@ -288,8 +288,8 @@ def join_notes(
 ) -> pd.DataFrame:
     """Merges the frames of notes in `missing`, {key: frame with the columns `what, why`}.
 
-    If some frames lack a note, its `what` gets the prefix `named(keys)`. These are the keys of the
-    frames that have the note.
+    The `what` of a note that some frames lack gets the prefix `named(keys)`, where `keys` are the
+    keys of the frames that have the note.
     """
     places: dict[tuple[str, str], list] = {}
     for place, frame in missing.items():

@@ -144,7 +144,7 @@ def require_fields(
 def find_id(field: str, beginning: str, known: Collection[str], expected: str) -> str:
     """Returns `beginning` if it is a known id, otherwise the only known id that begins with it.
 
-    Raises ValueError if `beginning` is empty, or if no or several known ids match.
+    Raises ValueError if `beginning` is empty, or unless exactly one known id matches.
     """
     ids = [beginning] if beginning in known else [i for i in known if i.startswith(beginning)]
     if not beginning or not ids:

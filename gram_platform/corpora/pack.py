@@ -310,8 +310,8 @@ def _write_sequences(
 ) -> dict[str, dict]:
     """Writes the sequence files of all domains and splits. Returns each file's counts and hashes.
 
-    Raises ValueError if a file would have no row. Only a separately packed part of a domain
-    may have an empty validation file, because its validation text is in the domain's file.
+    Raises ValueError if a file would have no row. Only the validation file of a
+    separately packed part may be empty, because the whole domain's file has its validation text.
     """
     pairs = [(split, domain) for split in SPLITS for domain in recipe.pools]
     parts = {pair: [] for pair in pairs}

@@ -94,9 +94,9 @@ class BranchBudget:
 def branch_budget(setting: Setting, branching: Branching, module_parameters: int) -> BranchBudget:
     """Returns the data of the base and of all branches.
 
-    Rounds the base's data to whole steps, and a branch's auxiliary text to route units. Lambda
-    (`app:equal-compute`) assumes that a rehearsal batch costs as much as an auxiliary batch. Raises
-    ValueError if the base gets no step.
+    Rounds the base's data to whole steps, and a branch's auxiliary text to route units. The paper's
+    factor for equal compute (lambda, `app:equal-compute`) assumes that a rehearsal batch costs as
+    much as an auxiliary batch. Raises ValueError if the base gets no step.
     """
     setting, texts = divide_text(setting)
     unit, batch = setting.route_unit(setting.routing.accumulation), setting.size.batch_size

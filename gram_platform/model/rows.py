@@ -64,7 +64,7 @@ class RowReader:
     ) -> Tensor:
         """Reads tokens into B rows from `first_row` on. Returns logits_BV of their last tokens.
 
-        Row b has already read `num_seen_B[b]` tokens. Now reads the first `num_tokens_B[b]`
+        Row b has already read `num_seen_B[b]` tokens. This call reads the first `num_tokens_B[b]`
         tokens of `tokens_BT[b]`. The other tokens are padding.
         """
         B, T = tokens_BT.shape

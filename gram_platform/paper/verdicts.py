@@ -347,7 +347,7 @@ def paper_claims(
 def _unit_error(
     errors: UnitErrors | None, claim: Claim, size: str, weights: Mapping[str, float]
 ) -> float | None:
-    """Returns the unit's error in a claim's difference, or NaN if it is unknown.
+    """Returns the error that the unit adds to a claim's difference, or NaN if it is unknown.
 
     If the claim is about one class at one size and variant, both ratios are read off the same
     curves, so the error is `UnitError.difference`. Otherwise, adds both sides' errors in
@@ -375,9 +375,9 @@ def _judge_in_nats(
     """Judges a claim in nats. Returns {column: value} for CLAIM_NATS.
 
     If the claim has no margin, or is not about one class at one size and variant, the verdict is ""
-    and the numbers are NaN. `frames` are two copies of `per_seed`. In place of ratios, the first
-    has losses, and the second has slopes (ratio per nat). To convert the claim's range to nats,
-    divides its ends by the right side's mean slope and negates them, as a lower loss is better.
+    and the numbers are NaN. `frames` are two frames like `per_seed`. In place of ratios, the first
+    has losses, and the second has slopes (ratio per nat). The claim's range is converted to nats:
+    its ends are divided by the right side's mean slope, and negated as a lower loss is better.
     """
     numbers = ("", *[math.nan] * 4)
     if math.isfinite(margin(claim.within)) and _is_one_class(claim):
@@ -403,10 +403,10 @@ def _say_where_decidable(claim: Claim) -> str:
 def _falls(
     frames: Sequence[pd.DataFrame], claim: Claim, places: Mapping[str, float], variant: str
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Computes how far a least-squares line through the left side's values falls over the sizes.
+    """Computes how far a least-squares line through a claim's left side falls over the sizes.
 
     The fall is a weighted sum of the values. Returns ({size: weight}, a list with {seed: fall} for
-    each frame). Uses only sizes with values in the first frame, and seeds that have all of them.
+    each frame). Uses only sizes with values in the first frame, and seeds with all these sizes.
     """
     sides = {size: replace(claim.left, size=size) for size in places}
     claims = {size: replace(claim, left=side, right=side) for size, side in sides.items()}

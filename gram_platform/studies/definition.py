@@ -153,9 +153,9 @@ class Preset(Setup):
         return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 
     def select_domains(self, domains: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns `domains` without the domain that only finetuning uses, if there is one.
+        """Returns `domains` without the domain that only finetuning uses, if the preset has one.
 
-        Raises ValueError if `domains` lacks the finetuning domain.
+        Raises ValueError if the preset has this domain, but `domains` lacks it.
         """
         text = self.options.finetuning.text if self.options.finetuning else CORE
         require_choice("options.finetuning.text", text, domains)

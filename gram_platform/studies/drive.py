@@ -129,7 +129,7 @@ def sum_up(observers: Observers) -> int:
 def finish(observers: Observers, code: int) -> int:
     """Writes the storage's index. Notifies the webhook if execution began.
 
-    Returns the exit code, `code`.
+    Returns `code`, the exit code.
     """
     uri = observers.plan.tracking_uri
     refresh_site(observers.store, uri, observers.say)

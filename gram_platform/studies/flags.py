@@ -380,7 +380,7 @@ def _with_values(box: type, values: Mapping[str, Iterable[str]]) -> type:
 
 
 def _fold(paragraph: str) -> str:
-    """Wraps a paragraph to the terminal's width. Indents further lines so that tyro keeps them."""
+    """Wraps a paragraph to the terminal's width. Indents later lines so that tyro keeps them."""
     width = shutil.get_terminal_size().columns - 1
     return textwrap.fill(paragraph, width, subsequent_indent="    ", break_on_hyphens=False)
 

@@ -206,7 +206,7 @@ def find_lacking(
 def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:
     """Returns those of `elapsed_s` and `tokens_per_second` whose values in MLflow differ.
 
-    The values can differ after storages were merged. A value that only MLflow has becomes NaN.
+    The values can differ if storages were merged. A value that only MLflow has becomes NaN.
     """
     known, sent = entry.result_metrics, run.data.metrics
     times = {key: known.get(key, math.nan) for key in TIMES if key in known or key in sent}

@@ -187,7 +187,7 @@ class Learner:
         return values
 
     def mean_over_ranks(self, values: Tensor) -> Tensor:
-        """Returns the mean of `values` over ranks, which have equally many sequences."""
+        """Returns the mean of `values` over ranks, which have the same number of sequences."""
         return values
 
     def clip(self) -> float:

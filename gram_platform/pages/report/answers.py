@@ -47,10 +47,10 @@ FIRST = ("gram", "filtering")
 
 
 def answer_study(study: Results) -> list[str]:
-    """Returns a text that names methods, size and profile, and an answer for each class.
+    """Returns a text that names methods, size and profile, then an answer for each class.
 
     Classes without claims have no answer. If the paper makes no claims about these numbers, the
-    second text lists the first method's compute ratios. If there are no ratios, returns [].
+    only answer is a list of the first method's compute ratios. If there are no ratios, returns [].
     """
     main = headline_rows(study)
     if main.empty:

@@ -194,7 +194,10 @@ def _analyse(
     curves: pd.DataFrame,
     sizes: Sequence[str],
 ) -> SweepAnalysis | None:
-    """Returns None if there are no curves, or no evaluations of a baseline or of a trial."""
+    """Analyses the trials.
+
+    Returns None if there are no curves, or no evaluations of a baseline or of a trial.
+    """
 
     def gather(
         trials: Sequence[Trial], frame_of: Callable[[list[Node]], pd.DataFrame]
