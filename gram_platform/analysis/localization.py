@@ -137,7 +137,7 @@ def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Lo
 
     For each method, size, class and seed, a row with profile and domain `mean` averages over all
     pairs of a profile and a domain. It leaves out profiles that retain several domains, except in
-    the class CONTROL. If `missing` has a view (VIEW) of a method, size and seed, they have no mean.
+    the class CONTROL. There is no such row if a view of this method, size and seed is in `missing`.
     """
     is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
     lacking = {view[:3] for view in missing}

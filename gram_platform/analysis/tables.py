@@ -288,8 +288,8 @@ def join_notes(
 ) -> pd.DataFrame:
     """Merges the frames of notes in `missing`, {key: frame with the columns `what, why`}.
 
-    The `what` of a note that some frames lack gets the prefix `named(keys)`, where `keys` are the
-    keys of the frames that have the note.
+    If a note is not in all frames, prefixes its `what` with `named(keys)`, where `keys` are those of
+    the frames that contain it.
     """
     places: dict[tuple[str, str], list] = {}
     for place, frame in missing.items():

@@ -111,8 +111,8 @@ def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.Data
 
     `table` has the rows of one profile, and `parameters` maps sizes to parameter counts. `size` is
     the largest size. `verdict` shows whether the 90% prediction interval, `low` to `high`, contains
-    the `measured` compute ratio. A method has no row for a class with fewer than FEWEST_SIZES
-    smaller sizes, two sizes with the same count, or a ratio <= 0.
+    the `measured` compute ratio. A method has no row for a class if it has fewer than
+    FEWEST_SIZES smaller sizes, two sizes with the same count, or a ratio <= 0.
     """
     rows = []
     for name in TREND_CLASSES:

@@ -113,7 +113,7 @@ def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
 def tags_to_add(stored: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:
     """Returns the tags that a study or a search adds to a node's stored tags.
 
-    A search adds its parameters only to new nodes, as parameters would rename a study's nodes.
+    A search adds its parameters only to new nodes, because nodes are named after their tags.
     """
     return {k: v for k, v in tags.items() if k in STUDY_TAGS or k in stored or not stored}
 

@@ -233,8 +233,8 @@ def fits(
 ) -> bool:
     """Returns True if a rank's peak memory is at most USABLE_MEMORY x the machine's memory.
 
-    A rank runs its share of a micro-batch in `num_passes` passes. If `num_passes` is 0, any
-    possible number of passes may fit.
+    A rank runs its share of a micro-batch in `num_passes` passes. If `num_passes` is 0,
+    returns True if at least one possible number of passes fits.
     """
     possible = (num_passes,) if num_passes else reversed(possible_passes(run, num_ranks, machine))
     needed = (rank_memory(run, num_ranks, checkpointing, machine.device, n).total for n in possible)

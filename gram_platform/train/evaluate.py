@@ -75,8 +75,8 @@ def validation_losses(learner: Learner, arrays: Arrays) -> dict[str, float]:
 def progress_losses(learner: Learner, arrays: Arrays, num_sequences: int) -> dict[str, float]:
     """Returns `validation_losses` on each domain's first `num_sequences` rows, in small passes.
 
-    Needs no more memory than training, since passes have no more rows and a sharded model gathers
-    weights likewise. A pass can mix domains. All ranks must call this.
+    Needs no more memory than training, since a pass has at most as many rows, and a sharded model
+    gathers its weights in the same way. A pass can mix domains. All ranks must call this.
     """
     config, active = learner.config, dict.fromkeys(learner.config.model.module_domains, 1.0)
     rows = np.concatenate([arrays[domain][:num_sequences] for domain in config.eval_points.domains])

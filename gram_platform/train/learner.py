@@ -194,7 +194,7 @@ class Learner:
         return clip_gradients(self.master_sets, self.config.optimizer)
 
     def step(self, rate: float) -> None:
-        """Runs AdamW on parameter sets with gradients, clears them and updates the model."""
+        """Runs AdamW on the sets with gradients, clears the gradients and updates the model."""
         trained = [
             name
             for name, named in self.master_sets.items()
