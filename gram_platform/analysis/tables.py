@@ -288,8 +288,8 @@ def join_notes(
 ) -> pd.DataFrame:
     """Merges the frames of notes in `missing`, {key: frame with the columns `what, why`}.
 
-    If a note is not in all frames, prefixes its `what` with `named(keys)`, where `keys` are those of
-    the frames that contain it.
+    If a note is not in all frames, prefixes its `what` with `named(keys)`. The `keys` are those of
+    the frames that contain the note.
     """
     places: dict[tuple[str, str], list] = {}
     for place, frame in missing.items():
