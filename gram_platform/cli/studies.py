@@ -36,7 +36,7 @@ def sync_command(
         from gram_platform.tracking.others import write_nodes
 
         counts = write_nodes(store, to, local_path("folder", folder))
-        what = "curves only: ratios, tables and reports are in the storage and in MLflow"
+        what = "curves and results: ratios, tables and reports are in the storage and in MLflow"
         say(f"{folder}: {counts['written']} written, {counts['unchanged']} unchanged ({what})")
         return
     if folder:

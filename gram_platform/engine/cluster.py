@@ -325,5 +325,6 @@ def _is_alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+    # The state is unknown.
     except (OSError, psutil.AccessDenied):
         return True
